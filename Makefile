@@ -52,7 +52,8 @@ help:
 	@echo "make clean     remove what was built (the environment and your lab answers stay)"
 
 book: $(SITE_STAMP)
-	@$(BIN)/python -m book.authoring serve $(HTML) --port $(PORT)
+	@echo "The book is at http://127.0.0.1:$(PORT)/ (Ctrl-C stops)"
+	@$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory $(HTML)
 
 site: $(SITE_STAMP)
 	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."

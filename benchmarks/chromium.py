@@ -2,9 +2,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Unavailable
@@ -22,6 +26,26 @@ def find_browser() -> str:
     if not found:
         raise Unavailable("no Chromium found: install chromium, or name one in LOCKSTEP_BROWSER")
     return found
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Files over HTTP, without a line for each."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve `folder` at a free port while the block runs; yields the address without a final slash."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextlib.contextmanager

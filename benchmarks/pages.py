@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from benchmarks.chromium import fresh_page, running_browser
+from benchmarks.chromium import fresh_page, running_browser, served
 from benchmarks.report import Claim, Findings, Table, duration, kilobytes
 from benchmarks.weights import SITE, compressed, names_of_pages, plain
-from book.authoring.serve import served
 
 QUICK = {"num_loads": 2}
 PAINT_BUDGET_S = 0.4

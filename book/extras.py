@@ -1,6 +1,7 @@
-"""L0: packages that only some parts of the book need, and how a reader gets them."""
+"""L0: packages that only some parts of the book need, and how a reader gets them; one that no part needs."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,3 +23,12 @@ def needed_by(what: str, *packages: str) -> Iterator[None]:
     except ModuleNotFoundError:
         require(what, *packages)
         raise
+
+
+def without_iri_grammar() -> None:
+    """Have this process import nbformat in a fifth of a second: for programs, before they import it.
+
+    It validates notebooks with jsonschema, which imports rfc3987_syntax, if installed, to check IRIs. That spends more
+    than a second on a grammar, and no notebook has an IRI to check.
+    """
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None makes the import fail

@@ -4,7 +4,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,9 @@ from urllib.parse import urlparse
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+from benchmarks import chromium
+from benchmarks.report import Unavailable
+
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
@@ -28,14 +29,12 @@ THIS_MACHINE = {"127.0.0.1", "localhost", "::1"}
 
 def find_browser() -> str:
     """Return the path of a Chromium (LOCKSTEP_BROWSER first); skip the test, or fail it where one is required."""
-    named = os.environ.get("LOCKSTEP_BROWSER", "")
-    found = next(filter(None, map(shutil.which, [named, *NAMES] if named else NAMES)), None)
-    if found:
-        return found
-    reason = "no Chromium found: install chromium, or name one in LOCKSTEP_BROWSER"
-    if os.environ.get("LOCKSTEP_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"{reason} (LOCKSTEP_REQUIRE_BROWSER=1)", pytrace=False)
-    pytest.skip(reason)
+    try:
+        return chromium.find_browser()
+    except Unavailable as missing:
+        if os.environ.get("LOCKSTEP_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"{missing} (LOCKSTEP_REQUIRE_BROWSER=1)", pytrace=False)
+        pytest.skip(str(missing))
 
 
 @dataclass

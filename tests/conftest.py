@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from book.authoring.serve import served
+from benchmarks.chromium import served
 from tests.browser import Browser, running_browser
 from tests.once import folder, once
 from tests.players import PLAYER, write_page

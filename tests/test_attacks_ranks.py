@@ -15,7 +15,7 @@ from book.grading import ranks as on_ranks, wired
 from book.grading.grade import Grader
 from book.grading.lab import code_cells, marks, points, read_lab
 from book.grading.lab_schema import KEY
-from book.grading.ranks import Ranks
+from book.grading.ranks import WireRanks
 from book.grading.sandbox import Limits
 from book.grading.submission import Submission
 from tests.attack_lab import BLOWN, RING, USERS, Attack, Course, answered, attacks, ranks_lab
@@ -32,19 +32,20 @@ UNIT = 2
 
 
 @pytest.fixture(scope="module")
-def sandboxes() -> Iterator[Ranks]:
+def sandboxes() -> Iterator[WireRanks]:
     """Ranks as a grading run has them for one submission: they stay until one fails."""
-    with Ranks(prefix=PREFIX) as ranks:
+    with WireRanks(prefix=PREFIX) as ranks:
         yield ranks
 
 
-def over_the_wire(answer: str, ranks: Ranks) -> dict[str, object]:
+def over_the_wire(answer: str, ranks: WireRanks) -> dict[str, object]:
     """What a grading run writes down of an answer to the ring, once it has passed its check."""
     return Grader(ranks_lab(), Path())._wired(1, Submission({"ring": [answer]}), ranks)
 
 
 @pytest.mark.parametrize("attack", OVER_THE_WIRE, ids=lambda attack: attack.name)
-def test_anything_but_a_ring_gets_no_points(sandboxes: Ranks, attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anything_but_a_ring_gets_no_points(sandboxes: WireRanks, attack: Attack,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wired, "HANG_S", 12)  # the attack that tries another way takes 8 s to give up
     monkeypatch.setattr(on_ranks, "Limits", lambda: Limits(memory_bytes=3 << 30))
     told = over_the_wire(attack.source(ring=RING), sandboxes)
@@ -52,7 +53,7 @@ def test_anything_but_a_ring_gets_no_points(sandboxes: Ranks, attack: Attack, mo
     assert BLOWN not in json.dumps(told) and not BLUNDER.search(json.dumps(told)), told
 
 
-def test_a_ring_passes_after_all_of_them_and_nothing_is_left(sandboxes: Ranks) -> None:
+def test_a_ring_passes_after_all_of_them_and_nothing_is_left(sandboxes: WireRanks) -> None:
     assert over_the_wire(RING, sandboxes) == {}
     sandboxes.end()
     assert not list(Path(tempfile.gettempdir()).glob(PREFIX + "*"))

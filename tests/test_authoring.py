@@ -2,11 +2,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import nbformat
@@ -21,7 +18,7 @@ from book.grading.__main__ import main as grading
 from book.grading.lab import checks, code_cells, job, marks, points, read_lab
 from book.grading.lint import marked_wrongly
 from book.grading.reference import PATIENT
-from book.grading.run import run
+from book.grading.run import PYTEST, run
 from tests.website import ROOT
 
 
@@ -71,8 +68,7 @@ def messages(*cells: nbformat.NotebookNode) -> str:
 
 def nbval(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one notebook strictly in its own process."""
-    # Importing book.grading saves pytest building a grammar, which takes seconds.
-    command = [sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "--nbval-current-env",
+    command = [sys.executable, "-c", PYTEST, "--nbval", "--nbval-current-env",
                "--nbval-cell-timeout", "60", "-q", "-p", "no:cacheprovider", *options, str(path)]
     return subprocess.run(command, cwd=path.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
                           capture_output=True, timeout=120)
@@ -309,33 +305,6 @@ def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> No
     nbformat.write(new_notebook(cells=[ran(connection, stream("ipc\n"))]), tmp_path / "kernel.ipynb")
     said = nbval(tmp_path / "kernel.ipynb", "-p", "conftest").stdout  # the root's
     assert "1 passed" in said, said
-
-
-# The server of the built website
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("interruptible")
-def test_serve_prints_its_address_takes_a_free_port_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("<p>the book</p>")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "book.authoring", "serve", str(tmp_path), "--port", str(port)]
-        server = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            address = next(line for line in server.stdout if "http" in line).split()[-1]
-            assert address.startswith("http://127.0.0.1:") and f":{port}/" not in address
-            with urllib.request.urlopen(address, timeout=10) as page:
-                assert page.read() == b"<p>the book</p>"
-        finally:
-            server.send_signal(signal.SIGINT)
-            said, errors = server.communicate(timeout=10)
-    assert server.returncode == 0 and "Stopped." in said and not errors
-
-
-def test_serve_without_a_website_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path)]) == 1
-    assert "make site" in capsys.readouterr().out
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -23,7 +23,7 @@ from book.grading.lint import faults
 from book.grading.listening import ALL, SOME
 from book.grading.mutations import MUTATIONS, mutants
 from book.grading.release import released, with_outputs
-from book.grading.run import loaded_at_start, run
+from book.grading.run import PYTEST, loaded_at_start, run
 from book.grading.sandbox import Limits
 from book.grading.trial import solution
 from book.launch.imports import LATER, may_need_later
@@ -55,8 +55,7 @@ def student(source, tmp_path, capsys):
             notebook = nbformat.read(copy, as_version=4)
             NotebookClient(notebook, allow_errors=True, resources={"metadata": {"path": copy.parent}}).execute()
             nbformat.write(notebook, copy)
-        # book.grading spares pytest a grammar that takes seconds to build.
-        plain = subprocess.run([sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "-q",
+        plain = subprocess.run([sys.executable, "-c", PYTEST, "--nbval", "-q",
                                 "-p", "no:cacheprovider", str(copy)], capture_output=True, text=True, cwd=tmp_path)
         capsys.readouterr()
         ours = main(["check", str(copy)])

@@ -121,6 +121,31 @@ def test_everything_else_works_without_torch() -> None:
     assert len(modules) > 10 and run.returncode == 0, run.stderr
 
 
+# What an import may change in a process, apart from the modules that it loads: it should change nothing.
+EFFECTS = """
+import importlib, multiprocessing, os, signal, sys, threading, warnings
+import torch, torch.distributed.fsdp, torch.distributed.tensor, torch.distributed.pipelining
+def state():
+    handlers = {one: signal.getsignal(one) for one in signal.valid_signals() if one not in (9, 19)}
+    none = {name for name, module in sys.modules.items() if module is None}
+    return (dict(os.environ), handlers, none, threading.active_count(), os.getcwd(), sys.excepthook,
+            len(multiprocessing.active_children()), torch.distributed.all_reduce, torch.get_num_threads())
+before = state()
+for name in reversed(MODULES): importlib.import_module(name)  # grading before authoring, which loads nbformat as it is
+assert state() == before, [pair for pair in zip(before, state()) if pair[0] != pair[1]]
+"""
+
+
+@pytest.mark.slow
+def test_imports_have_no_side_effects() -> None:
+    programs = {"book.launch.preload", "book.launch.forked"}  # run as programs, or by the server of the ranks
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
+               if path.name != "__main__.py"]
+    code = EFFECTS.replace("MODULES", repr([name for name in modules if name not in programs]))
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=180)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_website_needs_nothing_from_the_package() -> None:
     """It is built in an environment without torch, ipywidgets or the package's own requirements."""
     assert not used_parts(PACKAGE / "authoring" / "sphinx_ext.py")

@@ -206,3 +206,25 @@ def test_other_meshes_fit(show: Callable, shape: tuple[int, int, int], width: in
         page.get_by_label("ranks on a node").select_option(str(per))
         assert_readable(page, f"{shape} at {width} px, {per} on a node")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# A mesh with axes of other sizes
+def all_reduces(mesh: Mesh) -> Trace:
+    """Along every axis each group of the mesh has one all-reduce."""
+    events = [Event(rank, "collective", "all_reduce", group=group, num_bytes=8.0, start_s=float(step), end_s=step + 0.5)
+              for step, axis in enumerate(mesh.axes) for group in mesh.groups(axis) if len(group) > 1 for rank in group]
+    return Trace(events, mesh.world_size, "measured", "recorded")
+
+
+def test_a_mesh_with_axes_of_other_sizes_is_numbered_as_the_mesh_numbers_it(show: Callable) -> None:
+    mesh = Mesh(("pp", "dp", "tp"), (1, 3, 2), 2)
+    page = show(mesh_explorer(all_reduces(mesh), mesh), reduced_motion="reduce")
+    for axes in permutations(mesh.axes):
+        for place, axis in enumerate(axes):
+            while state(page)["order"].split().index(axis) > place:
+                click(page, f"Move {axis} out")
+        cubes = page.eval_on_selector_all(".lk-cube", "all => all.map(e => [...e.querySelectorAll('text')].map("
+                                          "t => t.textContent).slice(0, 2))")
+        other = mesh.with_axes(*axes)
+        assert sorted(cubes) == [[f"rank {rank}", " ".join(map(str, other.coordinates(rank).values()))]
+                                 for rank in range(6)]

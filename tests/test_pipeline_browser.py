@@ -62,7 +62,7 @@ def test_split_backwards_and_second_stages_are_described(show: Callable) -> None
 
 def test_messages_in_flight_are_described_and_drawn(show: Callable) -> None:
     """A message longer than what a rank does meanwhile is waited for, and travels from lane to lane."""
-    page = show(pipeline_player(gpipe(2, 2), link=Link(2.5e-3, 1e9)))
+    page = show(pipeline_player(simulate_pipeline(gpipe(2, 2), 1e-3, 2e-3, link=Link(2.5e-3, 1e9))))
     scrub(page, 0.2)
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "3.2 ms of 16 ms"
     assert caption(page).startswith("Rank 0 holds 2 micro-batches, the most it ever will. Rank 0 waits: the gradient "
@@ -190,3 +190,12 @@ def test_a_race_can_be_read(show: Callable, width: int) -> None:
         scrub(page, share)
         assert_readable(page, f"race at {width} px, {share}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# An action under way
+def test_a_rank_that_works_is_not_idle(show: Callable) -> None:
+    """After 5 ms rank 0 is half through its first backward, and has waited for it for 2 ms."""
+    page = show(pipeline_player(one_f_one_b(2, 2)), reduced_motion="reduce")
+    press(page, *["ArrowRight"] * 4)
+    found = page.eval_on_selector_all("text", "all => all.map(e => e.textContent).filter(t => t.startsWith('idle'))")
+    assert found == ["idle 2 ms", "idle 1 ms"]

@@ -357,7 +357,7 @@ def max_of(held, what: str) -> float:
     """The most bytes of one kind that a rank holds at once."""
     now = {place: num_bytes for place, num_bytes in held.start.items() if place[0] == what}
     peak = sum(now.values())
-    for place, num_bytes in (change for action in held.actions for change in action.changes):
+    for place, num_bytes in (change for action in held.operations for change in action.changes):
         if place[0] == what:
             now[place] = num_bytes
             peak = max(peak, sum(now.values()))

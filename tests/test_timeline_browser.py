@@ -3,10 +3,12 @@ the network blocked."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from book.trace import Trace
 from book.widgets import bucket_timeline
 from book.widgets.calls import Calls
 from tests.backward import layers, recorded
@@ -168,3 +170,21 @@ def test_calls_open_at_their_end_and_are_told_one_by_one(show: Callable, options
         "\u00a0waits for others"]
     assert page.locator(".lk-rank").all_text_contents() == [f"rank {rank}" for rank in range(4)]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# A program that sends one bucket in two parts
+def in_two_parts() -> Trace:
+    """Two gradients in one bucket, which two all-reduces of half its bytes carry, one after the other."""
+    whole = recorded({0: [("a", 4000), ("b", 4000)]})
+    parts = [replace(event, num_bytes=4000.0, start_s=event.start_s + later, end_s=event.end_s + later)
+             for event in whole.events if event.kind == "collective" for later in (0.0, 5.0)]
+    return Trace([*(event for event in whole.events if event.kind == "compute"), *parts], 2, "measured", "recorded")
+
+
+def test_a_bucket_is_averaged_when_its_last_part_is(show: Callable) -> None:
+    page = show(bucket_timeline(in_two_parts(), REPLAY), reduced_motion="reduce")
+    seen = []
+    for _ in range(int(state(page)["steps"]) + 1):
+        seen.append(page.locator(".lk-bucket[data-rank='0'][data-b='0']").get_attribute("class").split()[1])
+        press(page, "ArrowRight")
+    assert seen == ["filling", "filling", "flying", "flying", "averaged"]

@@ -5,7 +5,6 @@
     python -m book.authoring lint PATHS                   the rules for notebooks, each finding with its cell
     python -m book.authoring new-lab NAME                 a lab without exercises, in labs/
     python -m book.authoring new-exercise LAB NAME        one more exercise of a lab: an example to write over
-    python -m book.authoring serve FOLDER                 the built website on 127.0.0.1
     python -m book.authoring picture                      the README's picture, from what chapter 3 stores
 
 A path is a notebook or a folder of notebooks.

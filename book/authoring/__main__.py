@@ -1,4 +1,4 @@
-"""The command line: python -m book.authoring run | normalise | lint | new-lab | new-exercise | serve | picture."""
+"""The command line: python -m book.authoring run | normalise | lint | new-lab | new-exercise | picture."""
 from __future__ import annotations
 
 import argparse
@@ -6,14 +6,13 @@ import sys
 import time
 from pathlib import Path
 
+from book.extras import without_iri_grammar
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns 0, or 1 with a line for each thing that is wrong."""
     options = parser().parse_args(arguments)
-    if options.command == "serve":
-        from book.authoring.serve import serve  # the website's environment has no notebook tools to import
-
-        return serve(options.folder, options.port)
+    without_iri_grammar()
     if options.command == "picture":
         from book.authoring.picture import PICTURE, draw
 
@@ -52,9 +51,6 @@ def parser() -> argparse.ArgumentParser:
     exercise.add_argument("--depends", nargs="*", default=[], metavar="N", help="exercises whose answers it calls")
     for command in (lab, exercise):
         command.add_argument("--folder", type=Path, default=Path("labs"), help="where labs are (default labs)")
-    serve = commands.add_parser("serve", help="serve the built website on 127.0.0.1")
-    serve.add_argument("folder", type=Path)
-    serve.add_argument("--port", type=int, default=8000, help="the port to try first (any free one if it is taken)")
     commands.add_parser("picture", help="draw the README's picture from what chapter 3 stores")
     return result
 

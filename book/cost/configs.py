@@ -236,19 +236,6 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
                   cp, ep, copies if stage else 1)
 
 
-def shrunk(layout: Layout, num_ranks: int = 8) -> Layout:
-    """The layout on few ranks: its longest axis halved until it fits, axes of one rank left alone.
-
-    Raises ValueError where halving does not lead there.
-    """
-    while layout.num_gpus > num_ranks:
-        axis = max(("pp", "dp", "tp", "cp"), key=lambda name: getattr(layout, name))
-        if getattr(layout, axis) % 2 or getattr(layout, axis) == 2:
-            raise ValueError(f"{layout} can't be halved to {num_ranks} ranks")
-        layout = replace(layout, ep=1, replicas=1, **{axis: getattr(layout, axis) // 2})
-    return layout
-
-
 def megatron_options(plan: Plan) -> str:
     """The plan as options of Megatron-LM's pretrain_gpt.py: the model's sizes, the layout, recomputation."""
     return " \\\n".join(_megatron(plan))

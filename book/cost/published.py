@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 
@@ -59,12 +58,6 @@ class Published:
     def estimated_s(self) -> float:
         """The seconds that the planner estimates."""
         return estimate(self.model, self.cluster, self.layout, self.global_batch).step_s
-
-    @property
-    def at_peak_s(self) -> float:
-        """The seconds that its products would take at the peak, with those that are recomputed."""
-        flops = self.model.step_flops(self.global_batch, self.layout.recompute)
-        return flops / (self.cluster.num_gpus * self.cluster.flops_per_s)
 
     @property
     def error(self) -> float:
@@ -174,23 +167,6 @@ def fitted(cluster: Cluster, rows: Sequence[Published]) -> Cluster:
         raise ValueError(f"two constants need two rows or more, not {len(rows)}")
     per_product, num_passes = _least_squares(*_shares(cluster, rows))
     return replace(cluster, efficiency=float(1 / per_product), num_passes=float(num_passes))
-
-
-def largest_errors(cluster: Cluster, choose_from: Sequence[Published], num_fitted: int,
-                   others: Sequence[Published] = ()) -> np.ndarray:
-    """For each choice of `num_fitted` rows to fit, the largest error, as a share, on the rows left and on `others`.
-
-    Raises ValueError for fewer than two rows to fit, and where none is left.
-    """
-    if not 2 <= num_fitted < len(choose_from) + len(others):
-        raise ValueError(f"fit two rows or more, and leave some: not {num_fitted} of {len(choose_from)}")
-    linear, wanted = _shares(cluster, [*choose_from, *others])
-    found = []
-    for chosen in combinations(range(len(choose_from)), num_fitted):
-        seen = np.isin(np.arange(len(wanted)), chosen)
-        constants = _least_squares(linear[seen], wanted[seen])
-        found.append(np.abs(linear @ constants - wanted)[~seen].max())
-    return np.array(found)
 
 
 def _shares(cluster: Cluster, rows: Sequence[Published]) -> tuple[np.ndarray, np.ndarray]:

@@ -219,11 +219,6 @@ class Transformer:
         layers = self.num_layers * (3 * layer + again.get(str(recompute), 0.0))
         return layers + 3 * self.head_flops(num_sequences)
 
-    @property
-    def flops_per_token(self) -> int:
-        """6 N + 12 L h s for each token: the rule of thumb that counts each parameter as part of a product."""
-        return 6 * self.num_parameters + 12 * self.num_layers * self.width * self.num_tokens
-
 
 def layer_shape(sizes: Sizes, num_sequences: Any, num_ranks: Any = 1) -> LayerShape:
     """The shape of a layer that gets so many sequences, each cut over `num_ranks`: sizes may be arrays."""

@@ -20,8 +20,3 @@
 
 `python -m book.grading lint | mutate | release | check | grade` is the command line of it all.
 """
-import sys
-
-# nbformat validates notebooks with jsonschema, which imports this package, if installed, to check IRIs. The import
-# spends seconds building a grammar in every process of a grading run, and no notebook has an IRI to check.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None makes the import fail

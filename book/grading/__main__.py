@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from book.grading.lab import LabError, read_lab, read_notebook
-from book.grading.release import release_all, sources_in
+from book.extras import without_iri_grammar
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -25,9 +24,10 @@ UNSAFE = """
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns the exit status: 0, or 1 if something was found or refused."""
     options = parser().parse_args(arguments)
+    without_iri_grammar()
     try:
         return options.run(options)
-    except (LabError, RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -93,7 +93,9 @@ def _add_grade(verbs: Verbs) -> None:
 
 def lint(options: Any) -> int:
     """Prints what is wrong with labs."""
+    from book.grading.lab import read_notebook
     from book.grading.lint import faults
+    from book.grading.release import sources_in
 
     status = 0
     for source in sources_in(options.labs):
@@ -108,6 +110,7 @@ def lint(options: Any) -> int:
 
 def mutate(options: Any) -> int:
     """Prints what the checks say of faults in a lab's own answers."""
+    from book.grading.lab import read_lab
     from book.grading.mutate import read_equivalent, report
 
     def tell(line: str) -> None:
@@ -125,6 +128,8 @@ def mutate(options: Any) -> int:
 
 def release(options: Any) -> int:
     """Writes student copies."""
+    from book.grading.release import release_all, sources_in
+
     folders = [(options.labs, options.out)]
     if options.apart:
         folders = [([lab], options.out / lab.stem) for lab in sources_in(options.labs)]
@@ -160,7 +165,7 @@ def grade(options: Any) -> int:
     else:
         sandbox.probe()
     if not options.submissions.is_dir():
-        raise LabError(f"{options.submissions} is not a folder")
+        raise ValueError(f"{options.submissions} is not a folder")
     print("First the lab's own solutions run, then the submissions.", file=sys.stderr, flush=True)
     records = _graded_with_bar(options)
     write_reports(records, options.lab.stem, options.out)

@@ -11,7 +11,7 @@ from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
 from book.grading.lab import LabError, marks
-from book.grading.ranks import Ranks
+from book.grading.ranks import WireRanks
 from book.grading.reference import PATIENT
 from book.grading.release import EXPECTED
 from book.grading.run import Result, run
@@ -50,7 +50,7 @@ def check(notebook: Path, exercises: list[int] | None = None,
     if unknown:
         raise LabError(f"there is no exercise {min(unknown)}; there are {', '.join(map(str, labs.points(lab)))}")
     outputs = {marks(cell)["id"]: cell.outputs for cell in labs.code_cells(lab) if marks(cell)["kind"] == "check"}
-    with Ranks(sandboxed=False) as ranks:
+    with WireRanks(sandboxed=False) as ranks:
         for exercise, max_points in labs.points(lab).items():
             if exercises and exercise not in exercises:
                 continue
@@ -61,7 +61,8 @@ def check(notebook: Path, exercises: list[int] | None = None,
                 yield Verdict(exercise, 0, max_points, "not answered")
 
 
-def _verdict(lab: NotebookNode, exercise: int, answers: labs.Answers, outputs: dict[str, Any], ranks: Ranks) -> Verdict:
+def _verdict(lab: NotebookNode, exercise: int, answers: labs.Answers, outputs: dict[str, Any],
+             ranks: WireRanks) -> Verdict:
     job = labs.job(lab, exercise, None, answers)
     labs.expect(job, outputs)
     result = run(job, PATIENT, sandboxed=False)
@@ -71,7 +72,7 @@ def _verdict(lab: NotebookNode, exercise: int, answers: labs.Answers, outputs: d
     return Verdict(exercise, 0 if why and len(passed) == len(cells) else points, labs.points(lab)[exercise], why)
 
 
-def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers, ranks: Ranks) -> str | None:
+def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers, ranks: WireRanks) -> str | None:
     try:
         return wired.verdict(lab, exercise, answers, ranks)
     except WireError as error:

@@ -22,8 +22,9 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, wired
 from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
-from book.grading.ranks import Ranks, WireMemory
+from book.grading.ranks import WireMemory, WireRanks
 from book.grading.reference import PATIENT, Reference
+from book.grading.report import Record
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
 from book.grading.submission import Submission, SubmissionError, answered, read_submission
@@ -34,7 +35,6 @@ MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at mos
 # What `launch` says about a rank's exit status; other errors may contain similar words by accident.
 KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
-Record = dict[str, Any]
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Grader:
         """The prefix of this run's temporary folders."""
         return f"lockstep-{self.name}-"
 
-    def ranks(self) -> Ranks:
+    def ranks(self) -> WireRanks:
         """Ranks for the exercises of one submission."""
-        return Ranks(self.sandboxed, self.prefix())
+        return WireRanks(self.sandboxed, self.prefix())
 
     def make_references(self, pool: ThreadPoolExecutor) -> None:
         """Makes all references, or reads those of the run being resumed. Raises LabError if a solution fails."""
@@ -120,7 +120,7 @@ class Grader:
                 if why:
                     raise LabError(f"exercise {exercise}'s own solution does not pass over the wire: {why}")
 
-    def attempt(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
+    def attempt(self, exercise: int, submission: Submission, ranks: WireRanks) -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it, if anything.
 
         `told` is what a rank over the wire reported, for the student; `retry` says that the machine may be to blame.
@@ -153,7 +153,7 @@ class Grader:
             record["status"] = "a check failed" if failed else "passed"
         return record
 
-    def _wired(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
+    def _wired(self, exercise: int, submission: Submission, ranks: WireRanks) -> Record:
         """The changes to an exercise's record from running it over the wire."""
         try:
             why = wired.verdict(self.lab, exercise, submission.answers, ranks)

@@ -9,7 +9,7 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, lab_schema, simulated, wired, withheld_modules
 from book.grading.lab import LabError, code_cells, marks
 from book.grading.lab_schema import KEY
-from book.grading.ranks import Ranks
+from book.grading.ranks import WireRanks
 from book.grading.reference import outputs_of
 from book.grading.release import HIDDEN
 from book.wire.broker import WireError
@@ -29,12 +29,12 @@ def faults(lab: NotebookNode) -> Iterator[str]:
     yield from found
     if found:
         return
-    with Ranks(sandboxed=False) as ranks:
+    with WireRanks(sandboxed=False) as ranks:
         for exercise in labs.points(lab):
             yield from _solved_wrongly(lab, exercise, ranks)
 
 
-def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[str]:
+def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: WireRanks) -> Iterator[str]:
     """What a run of the exercise's own solution shows to be wrong."""
     try:
         first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)

@@ -51,7 +51,7 @@ class _Rank:
         self.folder.cleanup()
 
 
-class Ranks:
+class WireRanks:
     """The ranks for one submission's exercises, started when first needed and ended with the context.
 
     Importing torch and running a lab's setup is most of a rank's work. So each rank does that once, and then forks a
@@ -65,7 +65,7 @@ class Ranks:
         self.over, self.too_large = threading.Event(), False
         self.watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> WireRanks:
         return self
 
     def __exit__(self, *error: object) -> None:

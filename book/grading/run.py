@@ -27,6 +27,7 @@ from book.launch.imports import may_need_later
 
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
+PYTEST = "from book.extras import without_iri_grammar as f; f(); import pytest; raise SystemExit(pytest.main())"
 POLL_S = 0.2
 POLLS_PER_SAMPLE = 5  # of all processes' memory: dividing shared pages takes milliseconds for each process
 MAX_LOG_BYTES = 32 << 20
@@ -104,7 +105,7 @@ class _Job:
 
     def _command(self) -> list[str]:
         folder = str(self.folder)
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
+        pytest = [sys.executable, "-c", PYTEST, "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
                   "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder,
                   "--color=no", "-q",
                   "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,

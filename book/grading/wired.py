@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from book.grading import lab as labs
 from book.grading.lab import Answers, marks
-from book.grading.ranks import START_S, Ranks
+from book.grading.ranks import START_S, WireRanks
 from book.grading.withheld_modules import withheld_modules
 from book.wire.broker import Broker, WireError, WireRun
 
@@ -40,7 +40,7 @@ class Wired:
     traffic: Callable[[Sequence[Message], Mapping[str, int]], str | None]
 
 
-def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ranks) -> str | None:
+def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: WireRanks) -> str | None:
     """Why an exercise's answers do not do what its `wire` mark asks for; None if they do or there is no such mark.
 
     `answers` None stands for the lab's own solutions. Raises WireError if a rank fails, WireTimeout if ranks wait for
@@ -61,7 +61,7 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ra
         raise
 
 
-def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks,
+def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: WireRanks,
          without: Sequence[Path]) -> str | None:
     rng = np.random.default_rng()  # unseeded: these numbers never have to be reproduced
     connections = ranks.connect(max(case["world_size"] for case in wired.cases), head, without)

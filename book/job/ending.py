@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from book.audit import Notes
 from book.audit.drift import copies_of, differing
 from book.audit.findings import findings
 from book.audit.notes import Notes

@@ -44,4 +44,5 @@ from book.launch.server import warm_up_in_kernel
 
 __all__ = ["HangError", "LaunchError", "RankError", "Run", "launch", "rank_device"]
 
+# All that an import of the book starts, and only in a notebook: torch loads for the ranks while the reader reads.
 warm_up_in_kernel()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-Place = tuple[str, int, str]  # where a time is in the recording: which rows, the row's index, the time's name
+Where = tuple[str, int, str]  # where a time is in the recording: which rows, the row's index, the time's name
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Clock:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._noted: dict[Place, Stamp] = {}
+        self._noted: dict[Where, Stamp] = {}
         self._zero = self.stamp()
         if self._zero.event:
             self._zero.event.synchronize()

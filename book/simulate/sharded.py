@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from book.trace import Event, Trace
 
 ROOT = "root"
+NUMBER_BYTES, STATE_NUMBERS = 8, 2
 
 
-def simulate_sharded(zero_stage: int, num_ranks: int, root: int, blocks: Sequence[int], head: int,
-                     number_bytes: int = 8, state_numbers: int = 2) -> Trace:
+def simulate_sharded(zero_stage: int, num_ranks: int, root: int, blocks: Sequence[int], head: int) -> Trace:
     """The trace of one step of a model in stage 1, 2 or 3, for `memory_player`: what is held, gathered and scattered.
 
     `root` and each of `blocks` are numbers of parameters; `head` says how many of root's have their gradient as
-    backward begins, before the last block's. A parameter, its gradient and each of the `state_numbers` of the optimizer
-    have `number_bytes`. A unit is filled up until the ranks share it out equally. Raises ValueError for another stage.
+    backward begins, before the last block's. A parameter, its gradient and each of the optimizer's two numbers have 8
+    bytes. A unit is filled up until the ranks share it out equally. Raises ValueError for another stage.
     """
     if zero_stage not in (1, 2, 3):
         raise ValueError(f"zero_stage is 1, 2 or 3, not {zero_stage!r}: without stages nothing is sharded")
     units = {ROOT: root, **{f"block {number}": size for number, size in enumerate(blocks)}}
-    program = _Program(zero_stage, num_ranks, units, head, number_bytes, state_numbers)
+    program = _Program(zero_stage, num_ranks, units, head)
     events = [replace(event, rank=rank, start_s=float(place), end_s=float(place))
               for place, event in enumerate(program.events()) for rank in range(num_ranks)]
     return Trace(events, num_ranks, "modelled", "simulated", name=f"zero_{zero_stage}")
@@ -38,8 +38,6 @@ class _Program:
     num_ranks: int
     units: dict[str, int]
     head: int
-    number_bytes: int
-    state_numbers: int
 
     def events(self) -> Iterator[Event]:
         for unit in self.units:
@@ -50,7 +48,7 @@ class _Program:
             yield from self._scatter(unit)
         yield Event(0, "compute", "update", unit="all")
         for unit in self.units:
-            yield self._holds("optimizer", unit, self.state_numbers * self._shard(unit))
+            yield self._holds("optimizer", unit, STATE_NUMBERS * self._shard(unit))
         for unit in self.units:
             yield self._holds("gradients", unit, 0)
         for unit in self.units if self.stage < 3 else ():
@@ -68,7 +66,7 @@ class _Program:
     def _backward(self) -> Iterator[Event]:
         yield from self._gather(ROOT)
         yield Event(0, "compute", "backward", unit=ROOT)
-        of_head = [self._holds("gradients", ROOT, self.head * self.number_bytes)]
+        of_head = [self._holds("gradients", ROOT, self.head * NUMBER_BYTES)]
         if self.stage == 3:
             yield of_head.pop()
         for unit in list(self.units)[:0:-1]:
@@ -80,7 +78,7 @@ class _Program:
         yield from self._has_gradients(ROOT)
 
     def _has_gradients(self, unit: str) -> Iterator[Event]:
-        yield self._holds("gradients", unit, self.units[unit] * self.number_bytes)
+        yield self._holds("gradients", unit, self.units[unit] * NUMBER_BYTES)
         if self.stage > 1:
             yield from self._scatter(unit)
         yield from self._free(unit)
@@ -106,7 +104,7 @@ class _Program:
                      num_bytes=float(self._whole(unit)))
 
     def _shard(self, unit: str) -> int:
-        return -(-self.units[unit] // self.num_ranks) * self.number_bytes
+        return -(-self.units[unit] // self.num_ranks) * NUMBER_BYTES
 
     def _whole(self, unit: str) -> int:
         return self._shard(unit) * self.num_ranks

@@ -2,7 +2,6 @@
 
     play(trace)                                  a trace or a schedule
     play({4: trace, 8: trace})                   several, to choose from; keys may be tuples: {(4, "even"): ...}
-    play(trace, network=network)                 with the hosts' network cards, and what shares each
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
@@ -41,7 +40,8 @@ Beside the mesh explorer they are of three families:
     lanes           blocks over time (lanes.js): timeline, steps, calls, pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
-The data of a page are JSON, which its script only reads.
+What memory, shards, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what explorers answer is
+drawn beside the dials of `explorer` (explorer.js). The data of a page are JSON, which its script only reads.
 
 A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
 is in `*_run`, long texts are in `*_words`. Its script lies next to it.

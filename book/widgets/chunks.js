@@ -1,6 +1,6 @@
 /* Chunks of ranks as the player and the opening page draw them: a run, bars of what chunks hold, cards on a ring or in
    a matrix, and what moves between them. player.py says what the data mean. */
-import { EPS, and, bar, canvas, color, make, range, rect } from "./scene.js";
+import { EPS, bar, canvas, color, make, range, rect } from "./scene.js";
 
 const { min, max, abs, floor, hypot } = Math;
 
@@ -286,7 +286,6 @@ function ringStage(parent, run, W, name, pick) {
   const { size, card } = plan;
   const count = pick ? counter(parent, plan.where) : null;
   const { rest, move } = canvas(parent, plan.W, plan.H, { "aria-label": name });
-  hostBands(rest, run, plan.xy);
   const lines = {};
   for (const pair of run.links) {
     const way = track(plan, pair, run, 0, 0);
@@ -362,7 +361,6 @@ function matrixStage(parent, run, W, name, pick) {
   const { rest, move } = canvas(parent, W, top + run.n * rowH + 4, { "aria-label": name });
   const x = c => left + max(0, c) * cw;
   const y = r => top + r * rowH;
-  hostBands(rest, run, range(run.n, r => [5, y(r) + barH / 2]), min(16, rowH - 3));
   const below = { x: barW / 2, y: barH + 11, short: true, anchor: "middle" };
   const note = text && (beside ? { x: barW + 5, y: barH - 2 } : below);
   for (let c = 0; text && c < run.c; c++) {
@@ -383,40 +381,6 @@ function matrixStage(parent, run, W, name, pick) {
   return { cells, count, matrix: true, move: movers(move, draw, (m, f) => [0, y(m.src + (m.dst - m.src) * f)]) };
 }
 
-// # network cards
-/** A band behind the ranks of each host; places: where they are. */
-function hostBands(layer, { n, cards }, places, width = 22) {
-  for (let r = 0; cards && r < n; r += cards.per) {
-    const on = places.slice(r, r + cards.per).map(place => place.join(" "));
-    // The first one twice: one rank alone makes a dot.
-    make("path.lk-host", layer, { d: `M${[on[0], ...on].join("L")}`, "stroke-width": width });
-  }
-}
-
-/** Each card, and what goes out of it and comes in, in equal parts; returns what shows the messages under way. */
-function cardRows(box, { n, cards }) {
-  const ways = (cards?.names ?? []).flatMap((name, card) => {
-    const one = make("div.lk-costs", null);
-    const of = range(n).filter(r => cards.of[r] === card);
-    make("b", one, {}, `${name}, for rank${of.length > 1 ? "s" : ""} ${and(of)}`);
-    return ["out", "in"].map(way => ({ one, card, way, band: make("div.lk-band", one), text: make("span", one) }));
-  });
-  box.replaceChildren(...new Set(ways.map(({ one }) => one)));
-  box.hidden = !ways.length;
-  const host = r => floor(r / cards.per);
-  return messages => {
-    for (const { card, way, band, text } of ways) {
-      const ends = m => (way === "out" ? m.src : m.dst);
-      const through = messages.filter(m => host(m.src) !== host(m.dst) && cards.of[ends(m)] === card);
-      const parts = through.length > 1 ? `, 1/${through.length} each at most` : "";
-      const words = `${way}: ${through.map(m => `${m.src}\u00a0→\u00a0${m.dst}`).join(", ") || "idle"}${parts}`;
-      if (words === text.textContent) continue;
-      text.textContent = words;
-      band.replaceChildren(...through.map(m => make("i", null, { style: `flex:1;background:${color(m.src)}` })));
-    }
-  };
-}
-
 const stageOf = (view, ...how) => (view === "ring" && ringStage(...how)) || matrixStage(...how);
 
 function easeOff(f) {
@@ -424,17 +388,14 @@ function easeOff(f) {
   return u * u * (3 - 2 * u);
 }
 
-/** Returns the messages that are under way, or have just arrived. */
 function drawStage(stage, run, t, clock, focus) {
   const flying = new Map();
   const [out, used] = [new Set(), new Set()];
-  const seen = [];
   const steps = clock === "steps";
   const rest = steps && t % 1 === 0 && t > 0;
   for (const m of run.messages) {
     const f = (t - m.a) / (m.b - m.a);
     const under = f > 1e-9 && f < 1 - 1e-9;
-    if (under || m.b === t) seen.push(m);
     if (under || (rest && m.b === t)) used.add(m.pair);
     if (!under) continue;
     flying.set(m, steps ? easeOff(f) : f);
@@ -461,10 +422,9 @@ function drawStage(stage, run, t, clock, focus) {
     stage.lines[pair].classList.toggle("on", used.has(pair));
     stage.lines[pair].style.strokeWidth = 1.5 + (3.5 * (now[pair] || 0)) / most;
   }
-  return seen;
 }
 
 export {
-  decode, gather, retime, tally, traffic, busiest, chunkBar, cardRows, drawStage, endOf, latest,
+  decode, gather, retime, tally, traffic, busiest, chunkBar, drawStage, endOf, latest,
   stageOf,
 };

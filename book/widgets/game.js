@@ -12,7 +12,7 @@ const held = own => sum(own, x => (x.kind === "F" ? 1 : -1));
 const has = (list, r, kind, m) => list.some(x => x.r === r && x.kind === kind && x.m === m);
 
 /** Why an action cannot come next; "" when it can. */
-function refusal({ n, most }, placed, { r, kind, m }) {
+function refusal({ n }, placed, { r, kind, m }) {
   const what = `${kind}${m} of stage ${r}`;
   const waits = `rank ${r} waits at ${what} for `;
   if (has(placed, r, kind, m)) return `rank ${r} runs ${what} when that was done already`;
@@ -21,8 +21,7 @@ function refusal({ n, most }, placed, { r, kind, m }) {
   if (kind === "B" && r < n - 1 && !has(placed, r + 1, "B", m)) {
     return `${waits}the backward of micro-batch ${m} on stage ${r + 1}`;
   }
-  const full = kind === "F" && most && held(of(placed, r)) >= most;
-  return full ? `rank ${r} has room for ${most} in flight: a backward has to free one first` : "";
+  return "";
 }
 
 /** When each runs, in seconds. */

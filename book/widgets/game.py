@@ -8,7 +8,7 @@ from book.pipelines import gpipe, one_f_one_b
 from book.schedule import Action, PipelineSchedule, check_counts
 from book.trace import Trace
 from book.widgets.page import Page, heading, listed
-from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.pipeline_run import BACKWARD_S, FORWARD_S, MOST_RANKS, RATIO, Pipeline, brief, read_pipeline, timed
 from book.widgets.show import show
 from book.widgets.terms import in_seconds, percent
 from book.words import counted
@@ -17,43 +17,38 @@ if TYPE_CHECKING:
     from book.widgets.live import Live
 
 
-def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,
-                  backward_s: float = 2e-3, most_in_flight: int | None = None,
-                  title: str | None = None) -> PipelineGame | Live:
+def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4) -> PipelineGame | Live:
     """A game: the reader places forwards and backwards, and the order is compared with GPipe and 1F1B.
 
-    Stage r is on rank r. An action that cannot run is refused with the reason that `PipelineSchedule` gives;
-    `most_in_flight` says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far.
-    Raises ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
+    Stage r is on rank r. An action that cannot run is refused with the reason that `PipelineSchedule` gives. In a live
+    notebook `.schedule` is the order so far. Raises ScheduleError for counts below 1, ValueError for more than 8 stages
+    or 16 micro-batches.
     """
-    return show(PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title))
+    return show(PipelineGame(num_stages, num_micro_batches))
 
 
 MOST_BATCHES = 16
-TITLE = "Place the forwards and backwards yourself"
+TITLE, SOURCE = "Place the forwards and backwards yourself", f"modelled · {RATIO}"
 
 
 class PipelineGame(Page):
-    """What a game shows: an empty pipeline, how long its actions take, and the schedules to compare with.
+    """What a game shows: an empty pipeline, and the schedules to compare with.
 
-    `most_in_flight` is how many forwards a rank may keep, None for any number. Raises ScheduleError for counts below 1,
-    ValueError for more than 8 stages or 16 micro-batches.
+    Raises ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
     """
 
     widget = "game"
 
-    def __init__(self, num_stages: int, num_micro_batches: int, durations: Durations, most_in_flight: int | None = None,
-                 title: str | None = None):
-        check_counts(num_stages=num_stages, num_micro_batches=num_micro_batches,
-                     most_in_flight=1 if most_in_flight is None else most_in_flight)
+    def __init__(self, num_stages: int, num_micro_batches: int):
+        check_counts(num_stages=num_stages, num_micro_batches=num_micro_batches)
         if num_stages > MOST_RANKS or num_micro_batches > MOST_BATCHES:
             raise ValueError(f"the game has up to {MOST_RANKS} stages and {MOST_BATCHES} micro-batches, not "
                              f"{num_stages} and {num_micro_batches}: more are too many to place by hand")
         self.num_stages, self.num_micro_batches = num_stages, num_micro_batches
-        self.title, self._durations, self._most = title or TITLE, durations, most_in_flight
+        self.title = TITLE
         self.traces: dict[Any, Trace] = {}
-        self._known = {"GPipe": read_pipeline(gpipe(num_stages, num_micro_batches), durations),
-                       "1F1B": read_pipeline(one_f_one_b(num_stages, num_micro_batches), durations)}
+        self._known = {"GPipe": read_pipeline(gpipe(num_stages, num_micro_batches)),
+                       "1F1B": read_pipeline(one_f_one_b(num_stages, num_micro_batches))}
 
     def schedule(self, placed: str) -> PipelineSchedule:
         """What was placed, a JSON list of [rank, kind, micro-batch], as a schedule: stage r is on rank r."""
@@ -62,7 +57,7 @@ class PipelineGame(Page):
 
     def simulate(self, placed: str) -> Trace:
         """The trace of what was placed."""
-        return self._durations.simulate(self.schedule(placed))
+        return timed(self.schedule(placed))
 
     def with_trace(self, what: Any) -> PipelineGame:
         """Refuse: what a game shows is placed by hand."""
@@ -74,12 +69,11 @@ class PipelineGame(Page):
                   "peaks": run.order.peak_in_flight(), "row": self._row(name, run)}
                  for name, run in self._known.items()]
         return {"title": self.title, "n": self.num_stages, "batches": self.num_micro_batches,
-                "source": self._source(), "forward_s": self._durations.forward_s,
-                "backward_s": self._durations.backward_s, "most": self._most or 0, "known": known}
+                "source": SOURCE, "forward_s": FORWARD_S, "backward_s": BACKWARD_S, "known": known}
 
     def text(self) -> str:
         """One line that says what is shown."""
-        return f"{self.title}: pipeline game, {self._size()}, {self._source()}"
+        return f"{self.title}: pipeline game, {self._size()}, {SOURCE}"
 
     def _order(self, run: Pipeline) -> list[list[tuple[str, int]]]:
         """What each rank runs."""
@@ -87,24 +81,16 @@ class PipelineGame(Page):
                 for rank in range(self.num_stages)]
 
     def _row(self, name: str, run: Pipeline) -> list[str]:
-        peaks = run.order.peak_in_flight()
-        fits = self._most is None or max(peaks) <= self._most
-        return [name if fits else f"{name} (no room)", in_seconds(run.bubble.step_s), percent(run.bubble.share),
-                ", ".join(map(str, peaks))]
+        return [name, in_seconds(run.bubble.step_s), percent(run.bubble.share),
+                ", ".join(map(str, run.order.peak_in_flight()))]
 
     def _size(self) -> str:
         return f"{counted(self.num_stages, 'stage')}, {counted(self.num_micro_batches, 'micro-batch')}"
 
-    def _source(self) -> str:
-        room = f" · room for {self._most} in flight on a rank" if self._most else ""
-        return f"modelled · {self._durations.words()}{room}"
-
     def words(self) -> str:
         """The rules, and what the known schedules reach."""
-        room = f" A rank may keep at most {self._most} forwards." if self._most else ""
         known = listed((f"{name}: {brief(run)}" for name, run in self._known.items()), "ul")
         stages, batches = counted(self.num_stages, "stage"), counted(self.num_micro_batches, "micro-batch")
-        return (f"{heading(self.title, self._source())}<p>{stages}, one on each "
-                f"rank; every one runs {batches} forward and back. A forward needs the output of the stage before, a "
-                "backward its own forward and the gradient of the stage after."
-                f"{room} To beat:</p>{known}")
+        return (f"{heading(self.title, SOURCE)}<p>{stages}, one on each rank; every one runs {batches} forward and "
+                "back. A forward needs the output of the stage before, a backward its own forward and the gradient of "
+                f"the stage after. To beat:</p>{known}")

@@ -24,12 +24,12 @@ HEAD = ("chapter", "model", "way", "a GPU holds", "sends in its node", "across n
         "tokens per second and GPU", "limited by")
 
 
-def ledger(chapter: int, *, title: str = "The ledger") -> Ledger | Live:
+def ledger(chapter: int) -> Ledger | Live:
     """A line for each way to train of `book.cost.ledger.STORY` up to a chapter, and one of the reader's own choice.
 
     The reader's line opens with the way that the chapter closes with. Raises ValueError for a chapter without one.
     """
-    return show(Ledger(chapter, title))
+    return show(Ledger(chapter))
 
 
 class Ledger(Explorer):
@@ -37,10 +37,10 @@ class Ledger(Explorer):
 
     widget = "ledger"
 
-    def __init__(self, chapter: int, title: str):
+    def __init__(self, chapter: int):
         self.ways = story(chapter)
         self.chapter, last = chapter, self.ways[-1]
-        super().__init__(title, (
+        super().__init__("The ledger", (
             Dial("model", "model", tuple(NAMES.values()), NAMES[last.model], "word"),
             Dial("gpus", "GPUs", GPUS, last.layout.num_gpus),
             Dial("tp", "tensor parallel", SIZES[:4], last.layout.tp), Dial("pp", "stages", SIZES, last.layout.pp),

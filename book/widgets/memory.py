@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
-from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
-from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of
+from book.widgets.memory_run import HINT, REDUCES, Held, Operation, Piece, read_held
+from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin
 from book.words import counted
@@ -39,32 +39,21 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     num_ranks). `labels` name the choices and `select` is the key to open with. Raises TypeError for anything but
     traces, ValueError for a trace that does not say what ranks hold, whose ranks differ, or with more than 8 ranks.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(MemoryPlayer(traces, title, labels, select))
+    return show(MemoryPlayer(runs, title, labels, select))
 
 
 TITLE = "What each rank holds in one training step"
 
 
-class MemoryPlayer(Page):
+class MemoryPlayer(Recorded):
     """What a memory player shows: recorded traces by key."""
 
-    widget = "memory"
+    widget, maker, takes, hint = "memory", "memory_player", "a trace", f": {HINT}"
 
-    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
-                 select: Any = None):
-        for trace in traces.values():
-            if not isinstance(trace, Trace):
-                raise TypeError(f"memory_player() takes a trace, or a mapping of them, not {type(trace).__name__}: "
-                                f"{HINT}")
-        self.traces, self._labels, self._select = dict(traces), labels, select
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
         self._held = {key: read_held(trace) for key, trace in self.traces.items()}
-        self._given_title, self.title = title, title or TITLE
-
-    def with_trace(self, what: Any) -> MemoryPlayer:
-        """The same player of another trace."""
-        return MemoryPlayer({"": what}, self._given_title)
+        self.title = title or TITLE
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; in a live notebook with the backend's name."""
@@ -92,20 +81,20 @@ class MemoryPlayer(Page):
 def run_payload(held: Held) -> Data:
     """One run as JSON data."""
     drawing = _Drawing(held)
-    first = [drawing.change(place, num_bytes, "start") for place, num_bytes in held.start.items()]
+    first = [drawing.change(piece, num_bytes, "start") for piece, num_bytes in held.start.items()]
     stops: list[Data] = [{"say": [begin(held)], "phase": "0", "op": "start", "unit": None, "sent": 0, "set": first}]
-    for action, phase, said in zip(held.actions, _phases(held), told(held)):
-        stops.append({"say": [said], "phase": phase, "op": action.op,
-                      "unit": drawing.names.index(action.unit) if action.unit in held.units else None,
-                      "sent": _number(action.num_sent),
-                      "set": drawing.changes(action.op, action.unit, action.changes)})
+    for operation, phase, said in zip(held.operations, _phases(held), told(held)):
+        stops.append({"say": [said], "phase": phase, "op": operation.op,
+                      "unit": drawing.names.index(operation.unit) if operation.unit in held.units else None,
+                      "sent": _number(operation.num_sent),
+                      "set": drawing.changes(operation.op, operation.unit, operation.changes)})
     return {"n": held.world_size, "units": [{"name": name, "bytes": _number(b)} for name, b in held.units.items()],
             "stops": stops, "figures": figures(held)}
 
 
 def _phases(held: Held) -> str:
-    """A digit for each action: 0 until the first backward, 1 until the first update, then 2."""
-    ops = [action.op for action in held.actions]
+    """A digit for each operation: 0 until the first backward, 1 until the first update, then 2."""
+    ops = [operation.op for operation in held.operations]
     first, last = (ops.index(op) if op in ops else len(ops) for op in ("backward", "update"))
     return "".join("2" if k >= last else "1" if k >= first else "0" for k in range(len(ops)))
 
@@ -118,20 +107,20 @@ class _Drawing:
         self._stage = held.zero_stage or 0
         self._held, self._frees = dict(held.start), held.frees
 
-    def change(self, place: Place, num_bytes: float, op: str) -> list[Any]:
+    def change(self, piece: Piece, num_bytes: float, op: str) -> list[Any]:
         """One change, as data."""
-        self._held[place] = num_bytes
-        what, unit = place
+        self._held[piece] = num_bytes
+        what, unit = piece
         look = self._look(what, op) if num_bytes else ""
         return [STATE.index(what), self.names.index(unit), _number(num_bytes), look]
 
-    def changes(self, op: str, unit: str, measured: Sequence[tuple[Place, float]]) -> list[list[Any]]:
-        """What an action changes: what was measured, and what only looks different from now on."""
-        found = [self.change(place, num_bytes, op) for place, num_bytes in measured]
+    def changes(self, op: str, unit: str, measured: Sequence[tuple[Piece, float]]) -> list[list[Any]]:
+        """What an operation changes: what was measured, and what only looks different from now on."""
+        found = [self.change(piece, num_bytes, op) for piece, num_bytes in measured]
         silent = [("parameters", unit)] if op == "all_gather" else [("gradients", unit)] if op in REDUCES else (
             [("parameters", name) for name in self.names] if op == "update" and self._stage in (1, 2) else [])
-        seen = {place for place, _ in measured}
-        return found + [self.change(place, self._held.get(place, 0), op) for place in silent if place not in seen]
+        seen = {piece for piece, _ in measured}
+        return found + [self.change(piece, self._held.get(piece, 0), op) for piece in silent if piece not in seen]
 
     def _look(self, what: str, op: str) -> str:
         if what == "gradients":
@@ -150,11 +139,11 @@ def _final(held: Held) -> list[list[str]]:
 
 def _room(held: Held, what: str) -> float:
     """The most of one kind of state that a rank holds, or would hold if it held all of it."""
-    now, most = {place: b for place, b in held.start.items() if place[0] == what}, 0.0
-    for action in held.actions:
-        for place, num_bytes in action.changes:
-            if place[0] == what:
-                now[place] = num_bytes
+    now, most = {piece: b for piece, b in held.start.items() if piece[0] == what}, 0.0
+    for operation in held.operations:
+        for piece, num_bytes in operation.changes:
+            if piece[0] == what:
+                now[piece] = num_bytes
                 most = max(most, sum(now.values()))
     most = max(most, sum(now.values()))
     if what in ("parameters", "gradients"):
@@ -172,7 +161,7 @@ SHARDED = ("nothing", "the optimizer's state", "the optimizer's state and the gr
 
 
 def begin(held: Held) -> list[str]:
-    """What ranks hold before the first action: [words to stress, the rest]."""
+    """What ranks hold before the first operation: [words to stress, the rest]."""
     whole = _kb(sum(held.units.values()))
     parameters = sum(num_bytes for (what, _), num_bytes in held.start.items() if what == "parameters")
     more = parameters - sum(held.units.values())
@@ -184,54 +173,54 @@ def begin(held: Held) -> list[str]:
 
 
 def told(held: Held) -> Iterator[list[str]]:
-    """Each action: [words to stress, the rest]."""
+    """Each operation: [words to stress, the rest]."""
     state = dict(held.start)
-    last = max((k for k, action in enumerate(held.actions) if action.op != "free"), default=0)
-    for k, action in enumerate(held.actions):
-        stress, rest = _told(held, action, state)
-        state.update(dict(action.changes))
-        yield [stress, rest + (" The step is over." if k == last == len(held.actions) - 1 else "")]
+    last = max((k for k, operation in enumerate(held.operations) if operation.op != "free"), default=0)
+    for k, operation in enumerate(held.operations):
+        stress, rest = _told(held, operation, state)
+        state.update(dict(operation.changes))
+        yield [stress, rest + (" The step is over." if k == last == len(held.operations) - 1 else "")]
 
 
-def _told(held: Held, action: Action, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
-    unit, part = action.unit, PARTS[held.world_size]
-    grown = {what: sum(b - state.get((w, u), 0) for (w, u), b in action.changes if w == what) for what in STATE}
-    if action.op == "all_gather":
+def _told(held: Held, operation: Operation, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
+    unit, part = operation.unit, PARTS[held.world_size]
+    grown = {what: sum(b - state.get((w, u), 0) for (w, u), b in operation.changes if w == what) for what in STATE}
+    if operation.op == "all_gather":
         if grown["parameters"] > 0:
-            rest = f"each sends {_kb(action.num_sent)}; from here on each holds it whole."
+            rest = f"each sends {_kb(operation.num_sent)}; from here on each holds it whole."
         else:
-            rest = f"what each has updated goes to all the others; each sends {_kb(action.num_sent)}."
+            rest = f"what each has updated goes to all the others; each sends {_kb(operation.num_sent)}."
         return f"All ranks gather {unit}", f": {rest}"
-    if action.op == "reduce_scatter":
+    if operation.op == "reduce_scatter":
         return (f"Reduce-scatter of {unit}", f": each rank keeps its {part} of the mean gradient, "
-                f"{_kb(held.units[unit] / held.world_size)}; each sends {_kb(action.num_sent)}.")
-    if action.op == "all_reduce":
+                f"{_kb(held.units[unit] / held.world_size)}; each sends {_kb(operation.num_sent)}.")
+    if operation.op == "all_reduce":
         return (f"All-reduce of {unit}",
-                f": each rank gets all of the mean gradient; each sends {_kb(action.num_sent)}.")
-    if action.op == "free":
-        return f"{_upper(unit)} is freed", f": each rank keeps its {part}, {_kb(action.changes[0][1])}."
-    if action.op == "drop":
+                f": each rank gets all of the mean gradient; each sends {_kb(operation.num_sent)}.")
+    if operation.op == "free":
+        return f"{_upper(unit)} is freed", f": each rank keeps its {part}, {_kb(operation.changes[0][1])}."
+    if operation.op == "drop":
         return "The gradients are dropped", f": {_kb(-grown['gradients'])} on each rank."
-    return _computed(held, action, grown)
+    return _computed(held, operation, grown)
 
 
-def _computed(held: Held, action: Action, grown: dict[str, float]) -> tuple[str, str]:
+def _computed(held: Held, operation: Operation, grown: dict[str, float]) -> tuple[str, str]:
     made = [f"{_kb(grown[what])} of {what}" for what in ("activations", "gradients") if grown[what] > 0]
-    if action.op == "update":
+    if operation.op == "update":
         sharded = held.zero_stage in (1, 2, 3) and held.world_size > 1
         whose = f"its {PARTS[held.world_size]} of the parameters" if sharded else "all parameters"
         new = f": the optimizer makes its state, {_kb(grown['optimizer'])}." if grown["optimizer"] > 0 else "."
         return f"Each rank updates {whose}", new
-    around = " What lies outside the blocks is first and last in use." if action.unit == "root" else ""
+    around = " What lies outside the blocks is first and last in use." if operation.unit == "root" else ""
     new = f", which makes {' and '.join(made)}" if made else ""
-    return f"{_upper(action.op)} of {action.unit}", f" on each rank's part of the batch{new}.{around}"
+    return f"{_upper(operation.op)} of {operation.unit}", f" on each rank's part of the batch{new}.{around}"
 
 
 def figures(held: Held) -> list[list[str]]:
     """[value, meaning]; an empty value is one that the player counts as it goes."""
     whole = sum(held.units.values())
     totals = list(held.totals())
-    sent = sum(action.num_sent for action in held.actions)
+    sent = sum(operation.num_sent for operation in held.operations)
     return [["", "held by each rank now"], [_kb(max(totals)), "held at most"],
             [_kb(totals[-1]), f"held after the step{_kept(held)}"],
             ["", f"sent by each rank so far, of {_kb(sent)}{_rule(held, sent, whole)}"],
@@ -250,8 +239,8 @@ def _rule(held: Held, sent: float, whole: float) -> str:
 def _kept(held: Held) -> str:
     """What of the state is left, each with its share."""
     left = dict(held.start)
-    for action in held.actions:
-        left.update(dict(action.changes))
+    for operation in held.operations:
+        left.update(dict(operation.changes))
     shards = {"parameters": held.frees, "optimizer": bool(held.zero_stage)}
     names = [f"{what}/{held.world_size}" if shards.get(what) and held.world_size > 1 else what
              for what in STATE if sum(b for (w, _), b in left.items() if w == what)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
+from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, state_bytes
 from book.trace import Trace
 from book.widgets.page import Page, heading, table
 from book.widgets.show import show
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 
 def memory_bars(num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3, *,
-                each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9,
-                title: str | None = None) -> MemoryBars | Live:
+                title: str = "Bytes of state on each rank") -> MemoryBars | Live:
     """Bytes of state on each rank in each ZeRO stage, by the formula of `book.cost.state_bytes`.
 
-    The arguments are what it opens with (rajbhandari2020, figure 1); the reader can change them all. Raises ValueError
-    for what can't be chosen: there are 1 to 1024 ranks, `each` is one of book.cost's three, and `gpu_bytes` the memory
-    of an existing GPU.
+    The arguments are what it opens with (rajbhandari2020, figure 1); the reader can change them, and the precision and
+    the GPU. Raises ValueError for what can't be chosen: there are 1 to 1024 ranks.
     """
-    return show(MemoryBars(num_parameters, num_ranks, zero_stage, each, gpu_bytes, title))
+    return show(MemoryBars(num_parameters, num_ranks, zero_stage, title))
 
 
 MODELS = {"124 M (GPT-2)": 124e6, "1.5 B (GPT-2 XL)": 1.5e9, "7.5 B (ZeRO)": 7.5e9, "13 B": 13e9, "70 B": 70e9,
@@ -43,21 +41,17 @@ class MemoryBars(Page):
 
     widget = "memory_bars"
 
-    def __init__(self, num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3,
-                 each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9, title: str | None = None):
-        if each not in PRECISIONS.values() or gpu_bytes not in GPUS:
-            raise ValueError("memory_bars has ADAM_MIXED, ADAM_MIXED_GRADIENTS_32 and ADAM_32 of book.cost, and GPUs "
-                             f"with {', '.join(in_bytes(size) for size in GPUS)}")
+    def __init__(self, num_parameters: float, num_ranks: int, zero_stage: int, title: str):
         if zero_stage not in range(4) or not isinstance(num_ranks, int):
             raise ValueError("memory_bars has ZeRO stages 0 to 3 and a whole number of ranks, not stage "
                              f"{zero_stage!r} and {num_ranks!r} ranks")
         if not 1 <= num_ranks <= MOST_RANKS or not 1e6 <= num_parameters <= MOST_PARAMETERS:
             raise ValueError(f"memory_bars has 1 to {MOST_RANKS} ranks and a million to {MOST_PARAMETERS:.0e} "
                              f"parameters, not {num_ranks} and {num_parameters:.3g}")
-        self._stages = [state_bytes(num_parameters, stage, num_ranks, each) for stage in range(4)]
+        self._stages = [state_bytes(num_parameters, stage, num_ranks, ADAM_MIXED) for stage in range(4)]
         self._chosen = {"parameters": num_parameters, "ranks": num_ranks, "stage": int(zero_stage),
-                        "precision": list(PRECISIONS.values()).index(each), "gpu": GPUS.index(gpu_bytes)}
-        self.traces, self.title = {}, title or "Bytes of state on each rank"
+                        "precision": 0, "gpu": GPUS.index(80e9)}
+        self.traces, self.title = {}, title
 
     def with_trace(self, what: Trace) -> MemoryBars:
         """Refuse: the bars show a formula. Raises TypeError."""
@@ -80,7 +74,6 @@ class MemoryBars(Page):
         return heading(self.title, self._size()) + table(rows, head)
 
     def _size(self) -> str:
-        precision = list(PRECISIONS)[int(self._chosen["precision"])]
         billions = self._chosen["parameters"] / 1e9
         ranks = counted(int(self._chosen["ranks"]), "rank")
-        return f"{billions:g} billion parameters, {ranks}, {precision}, by formula"
+        return f"{billions:g} billion parameters, {ranks}, {next(iter(PRECISIONS))}, by formula"

@@ -1,4 +1,4 @@
-"""L3: a followed training step as logical actions: what all ranks gather, compute, scatter and free, and then hold.
+"""L3: a followed training step as logical operations: what all ranks gather, compute, scatter and free, and then hold.
 
 book.record.follow_units writes the trace that this reads. All ranks do the same in the same order, so one program
 stands for all of them; measured times only order each rank's events.
@@ -12,39 +12,39 @@ from book.cost import sent_bytes
 from book.trace import Event, Trace
 
 GATHERS, REDUCES = ("all_gather",), ("reduce_scatter", "all_reduce")
-MOST_RANKS, MOST_UNITS, MOST_ACTIONS = 8, 24, 160
+MOST_RANKS, MOST_UNITS, MOST_OPERATIONS = 8, 24, 160
 HINT = "record one with book.record.follow_units: launch(train, 2, record=True).trace"
 
-Place = tuple[str, str]  # what of book.trace.STATE, of which unit
+Piece = tuple[str, str]  # what of book.trace.STATE, of which unit
 
 
 @dataclass
-class Action:
+class Operation:
     """What all ranks did: a collective, "forward", "backward", "update", "free" or "drop", and what each then holds.
 
-    `changes` are bytes by place in their order, `num_sent` the bytes that each rank sent.
+    `changes` are bytes by piece in their order, `num_sent` the bytes that each rank sent.
     """
 
     op: str
     unit: str
     num_sent: float = 0.0
-    changes: list[tuple[Place, float]] = field(default_factory=list)
+    changes: list[tuple[Piece, float]] = field(default_factory=list)
 
 
 @dataclass
 class Held:
-    """A training step: the bytes of each unit's whole parameters, what is held at first, the actions."""
+    """A training step: the bytes of each unit's whole parameters, what is held at first, the operations."""
 
     world_size: int
     units: dict[str, float]
-    start: dict[Place, float]
-    actions: list[Action]
+    start: dict[Piece, float]
+    operations: list[Operation]
     frees: bool
 
     @property
     def zero_stage(self) -> int | None:
         """The ZeRO stage that this looks like; None if nothing is reduced."""
-        ops = [action.op for action in self.actions]
+        ops = [operation.op for operation in self.operations]
         if self.frees:
             return 3
         if "reduce_scatter" not in ops:
@@ -55,20 +55,20 @@ class Held:
     @property
     def num_steps(self) -> int:
         """How often the optimizer updated, at least 1."""
-        return max(1, sum(action.op == "update" for action in self.actions))
+        return max(1, sum(operation.op == "update" for operation in self.operations))
 
     def totals(self) -> Iterator[float]:
         """What each rank holds at first, and after each change."""
         held = dict(self.start)
         yield sum(held.values())
-        for action in self.actions:
-            for place, num_bytes in action.changes:
-                held[place] = num_bytes
+        for operation in self.operations:
+            for piece, num_bytes in operation.changes:
+                held[piece] = num_bytes
                 yield sum(held.values())
 
 
 def read_held(trace: Trace) -> Held:
-    """The logical actions of a followed step; raises ValueError for a trace without one, and if ranks differ."""
+    """The logical operations of a followed step; raises ValueError for a trace without one, and if ranks differ."""
     if trace.world_size > MOST_RANKS:
         raise ValueError(f"memory is shown for up to {MOST_RANKS} ranks, and this trace has {trace.world_size}")
     programs = [sorted(trace.of_rank(rank), key=lambda event: event.start_s) for rank in range(trace.world_size)]
@@ -79,38 +79,38 @@ def read_held(trace: Trace) -> Held:
         if other != held[0]:
             raise ValueError(f"ranks 0 and {rank} do not gather, compute and hold the same in the same order, and "
                              "memory is shown for ranks that do")
-    if len(held[0].units) > MOST_UNITS or len(held[0].actions) > MOST_ACTIONS:
-        raise ValueError(f"{len(held[0].units)} units and {len(held[0].actions)} actions are more than can be shown "
-                         f"({MOST_UNITS} and {MOST_ACTIONS}): record one step of a smaller model")
+    if len(held[0].units) > MOST_UNITS or len(held[0].operations) > MOST_OPERATIONS:
+        raise ValueError(f"{len(held[0].units)} units and {len(held[0].operations)} actions are more than can be "
+                         f"shown ({MOST_UNITS} and {MOST_OPERATIONS}): record one step of a smaller model")
     return held[0]
 
 
 def _read(events: Sequence[Event], world_size: int) -> Held:
-    first: dict[Place, float] = {}
+    first: dict[Piece, float] = {}
     frees = False
     for event in events:
         if event.kind == "memory":
-            place, num_bytes = _held(event)
-            frees |= event.op == "parameters" and first.get(place, num_bytes) < num_bytes
-            first.setdefault(place, num_bytes)
+            piece, num_bytes = _held(event)
+            frees |= event.op == "parameters" and first.get(piece, num_bytes) < num_bytes
+            first.setdefault(piece, num_bytes)
     factor, moved = world_size if frees else 1, _moved(events)
     units = {unit: moved.get(unit, num_bytes * factor) for (what, unit), num_bytes in first.items()
              if what == "parameters"}
-    reader = _Reader(units)
+    reader = _Operations(units)
     for event, later in zip(events, _followers(events)):
         reader.read(event, later)
-    return Held(world_size, units, reader.start, reader.actions, frees)
+    return Held(world_size, units, reader.start, reader.operations, frees)
 
 
-def _held(event: Event) -> tuple[Place, float]:
-    """The place that a memory event is about, and its bytes."""
+def _held(event: Event) -> tuple[Piece, float]:
+    """The piece that a memory event is about, and its bytes."""
     return (event.op or "", event.unit or ""), event.num_bytes or 0.0
 
 
 def _moved(events: Sequence[Event]) -> dict[str, float]:
     """The bytes of each unit that collectives name: the most that one of them, or several in a row, moved."""
     moved: dict[str, float] = {}
-    last: Place | None = None
+    last: Piece | None = None
     total = 0.0
     for event in events:
         now, num_bytes = _held(event) if event.kind == "collective" and event.unit is not None else (None, 0.0)
@@ -126,26 +126,26 @@ def _followers(events: Sequence[Event]) -> list[Event | None]:
     return [after if after is not None and after.kind == "memory" else None for after in [*events[1:], None]]
 
 
-class _Reader:
-    """One rank's events as actions.
+class _Operations:
+    """One rank's events as operations.
 
     A collective that names no unit gets the unit whose bytes change, or the next one of its size. Several in a row for
-    one unit are one action.
+    one unit are one operation.
     """
 
     def __init__(self, units: dict[str, float]):
         self._units = units
-        self._held: dict[Place, float] = {}
-        self._done: set[Place] = set()
-        self.start: dict[Place, float] = {}
-        self.actions: list[Action] = []
+        self._held: dict[Piece, float] = {}
+        self._done: set[Piece] = set()
+        self.start: dict[Piece, float] = {}
+        self.operations: list[Operation] = []
 
     def read(self, event: Event, later: Event | None) -> None:
         if event.kind == "memory":
             self._memory(event)
         elif event.kind == "compute" and event.unit is not None:
             self._done.clear()
-            self.actions.append(Action(event.op or "", event.unit))
+            self.operations.append(Operation(event.op or "", event.unit))
         elif event.kind == "collective" and event.op in GATHERS + REDUCES:
             unit = event.unit or self._unit_of(event, later)
             if unit is not None:  # others, such as the mean of a loss, are not state
@@ -153,11 +153,11 @@ class _Reader:
                 self._collective(event, unit)
 
     def _collective(self, event: Event, unit: str) -> None:
-        last = self.actions[-1] if self.actions else None
+        last = self.operations[-1] if self.operations else None
         if event.unit and last and (last.op, last.unit) == (event.op, unit) and not last.changes:
             last.num_sent += sent_bytes(event)
         else:
-            self.actions.append(Action(event.op or "", unit, sent_bytes(event)))
+            self.operations.append(Operation(event.op or "", unit, sent_bytes(event)))
 
     def _unit_of(self, event: Event, later: Event | None) -> str | None:
         what = "parameters" if event.op in GATHERS else "gradients"
@@ -167,15 +167,15 @@ class _Reader:
         return next((unit for unit in fits if (event.op or "", unit) not in self._done), None)
 
     def _memory(self, event: Event) -> None:
-        place, num_bytes = _held(event)
-        before = self._held.get(place, 0.0)
-        self._held[place] = num_bytes
-        if not self.actions:
-            self.start[place] = num_bytes
+        piece, num_bytes = _held(event)
+        before = self._held.get(piece, 0.0)
+        self._held[piece] = num_bytes
+        if not self.operations:
+            self.start[piece] = num_bytes
             return
-        what, unit = place
+        what, unit = piece
         if what == "parameters" and num_bytes < before:
-            self.actions.append(Action("free", unit))
-        elif what == "gradients" and not num_bytes and self.actions[-1].op not in ("drop", *REDUCES):
-            self.actions.append(Action("drop", "all"))
-        self.actions[-1].changes.append((place, num_bytes))
+            self.operations.append(Operation("free", unit))
+        elif what == "gradients" and not num_bytes and self.operations[-1].op not in ("drop", *REDUCES):
+            self.operations.append(Operation("drop", "all"))
+        self.operations[-1].changes.append((piece, num_bytes))

@@ -71,6 +71,31 @@ class Page(ABC):
         return {"text/plain": self.text(), "text/html": self.html()}
 
 
+class Recorded(Page):
+    """A page of a trace, or of several that the reader chooses from by their keys; `select` is the key to open with.
+
+    `maker` is the function that readers call, and `takes` what it takes. Raises TypeError for anything else, ValueError
+    for no trace and for another key.
+    """
+
+    maker: str
+    takes = "a recorded Trace (run.trace)"
+    hint = ""  # how to get one
+
+    def __init__(self, runs: Any, title: str | None, labels: Sequence[str] | None, select: Any):
+        self.traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
+        check_choice("select", select, (None, *self.traces))
+        for trace in self.traces.values():
+            if not isinstance(trace, Trace):
+                raise TypeError(f"{self.maker}() takes {self.takes}, or a mapping of them, not "
+                                f"{type(trace).__name__}{self.hint}")
+        self._given_title, self._labels, self._select = title, labels, select
+
+    def with_trace(self, what: Any) -> Page:
+        """The same widget of another trace."""
+        return type(self)({"": what}, self._given_title, None, None)
+
+
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """An HTML table of texts."""
     lines = [("th", head)] * bool(head) + [("td", row) for row in rows]

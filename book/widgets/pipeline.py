@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from book.cost import Link
 from book.schedule import PipelineSchedule
 from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, each_once, heading, listed, mapping, names_of
-from book.widgets.pipeline_run import Durations, Pipeline, figures, read_pipeline, run_payload
+from book.widgets.pipeline_run import Pipeline, figures, read_pipeline, run_payload
 from book.widgets.show import show
 from book.words import counted
 
@@ -19,28 +18,23 @@ if TYPE_CHECKING:
 Piped = Trace | PipelineSchedule
 
 
-def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forward_s: float = 1e-3,
-                    backward_s: float = 2e-3, weight_s: float | None = None, link: Link | None = None,
-                    num_bytes: float = 0.0, step: int = 0, ranks: Sequence[int] | None = None,
+def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, ranks: Sequence[int] | None = None,
                     title: str | None = None, labels: Sequence[str] | None = None,
                     select: Any = None) -> PipelinePlayer | Live:
     """The player of a pipeline, or of several that the reader chooses from by the mapping's keys.
 
-    `what` is a schedule, which is simulated with these durations; a modelled trace (simulate_pipeline,
-    replay_pipeline), which has its own; or a recorded one, whose order is replayed with these: `step` and `ranks` say
-    which part of it, as in replay_pipeline. An order that is incomplete or gets stuck is shown as far as it goes.
-    `labels` name the choices and `select` is the key to open with. Raises TypeError for anything else, ValueError for
-    a trace without stages, more than 8 ranks or 2048 actions, or impossible durations.
+    `what` is a modelled trace (simulate_pipeline, replay_pipeline), which has its own durations; or a schedule, or a
+    recorded trace, in whose order a forward takes 1 ms and a backward 2 ms: `ranks` says which pipeline of it, as in
+    replay_pipeline. An order that is incomplete or gets stuck is shown as far as it goes. `labels` name the choices and
+    `select` is the key to open with. Raises TypeError for anything else, ValueError for a trace without stages, more
+    than 8 ranks or 2048 actions, or one that takes no time.
     """
     runs = mapping(what)
     check_choice("select", select, (None, *runs))
-    durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
-    return show(PipelinePlayer(runs, durations, title, "player", labels, select, step, ranks))
+    return show(PipelinePlayer(runs, title, "player", labels, select, ranks))
 
 
-def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backward_s: float = 2e-3,
-                  weight_s: float | None = None, link: Link | None = None, num_bytes: float = 0.0,
-                  title: str = "Pipelines on one clock") -> PipelinePlayer | Live:
+def pipeline_race(runs: Mapping[str, Piped], *, title: str = "Pipelines on one clock") -> PipelinePlayer | Live:
     """Several pipelines, one below the other, on one clock; `runs` are what `pipeline_player` takes.
 
     The durations are those of the run with the fewest stages: the others cut the same model into shorter ones.
@@ -50,8 +44,7 @@ def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backwar
         raise TypeError('a race needs names for its runs: pipeline_race({"GPipe": schedule, "1F1B": other})')
     if len(runs) < 2:
         raise ValueError("a race needs two or more runs")
-    durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
-    return show(PipelinePlayer(dict(runs), durations, title, "race"))
+    return show(PipelinePlayer(dict(runs), title, "race"))
 
 
 MOST_WORDS = 40  # actions of a rank; longer orders are for the picture
@@ -59,24 +52,21 @@ TITLE = "One step of a pipeline"
 
 
 class PipelinePlayer(Page):
-    """What a pipeline player shows: runs by key, and durations for those that have no modelled times of their own.
+    """What a pipeline player shows: runs by key.
 
     `view` is "player" (the reader chooses a run) or "race" (all of them, one below the other).
     """
 
     widget = "pipeline"
 
-    def __init__(self, runs: Mapping[Any, Any], durations: Durations, title: str | None = None, view: str = "player",
-                 labels: Sequence[str] | None = None, select: Any = None, step: int = 0,
-                 ranks: Sequence[int] | None = None):
-        self._durations, self._view = durations, view
-        self._which: dict[str, Any] = {"step": step, "ranks": ranks}
-        self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, durations, **self._which)
-                                          for key, what in runs.items()}
+    def __init__(self, runs: Mapping[Any, Any], title: str | None = None, view: str = "player",
+                 labels: Sequence[str] | None = None, select: Any = None, ranks: Sequence[int] | None = None):
+        self._view, self._ranks = view, ranks
+        self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, ranks) for key, what in runs.items()}
         if view == "race":  # all runs split one model, so more stages mean shorter ones
             least = min(run.order.num_stages for run in self.runs.values())
-            cut = {key: durations.cut(run.order.num_stages / least) for key, run in self.runs.items()}
-            self.runs = {key: read_pipeline(what, cut[key], **self._which) for key, what in runs.items()}
+            self.runs = {key: read_pipeline(runs[key], cut=run.order.num_stages / least)
+                         for key, run in self.runs.items()}
         self.traces: dict[Any, Trace] = {key: run.trace for key, run in self.runs.items()}
         self._given_title, self.title = title, title or _title(list(self.runs.values()))
         shown = arranged({key: run_payload(run) for key, run in self.runs.items()}, labels, select, integers="run")
@@ -84,7 +74,7 @@ class PipelinePlayer(Page):
 
     def with_trace(self, what: Any) -> PipelinePlayer:
         """The same player of another trace or schedule."""
-        return PipelinePlayer({"": what}, self._durations, self._given_title, **self._which)
+        return PipelinePlayer({"": what}, self._given_title, ranks=self._ranks)
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data: order and modelled times, the same on every machine, live or not."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from book.cost import Link, pipeline_bubble
+from book.cost import pipeline_bubble
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
 from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
@@ -30,36 +30,15 @@ from book.widgets.terms import in_seconds, origin, percent
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
 MOST_TICKS = 100_000
+FORWARD_S, BACKWARD_S, RATIO = 1e-3, 2e-3, "B = 2F"  # of a stage; a modelled trace has its own
 RESULTS = {"F": "output", "B": "gradient", "I": "gradient"}  # what an action gives another stage
 KNOWN = ((gpipe, "GPipe", "(p−1)/(m+p−1)"), (one_f_one_b, "1F1B", "(p−1)/(m+p−1)"),
          (interleaved, "interleaved 1F1B", "(p−1)/(vm+p−1)"), (zero_bubble, "ZB-V", ""))
 
 
-@dataclass(frozen=True)
-class Durations:
-    """How long a forward, a backward and its weights' part take on one stage, and the link that messages go over."""
-
-    forward_s: float = 1e-3
-    backward_s: float = 2e-3
-    weight_s: float | None = None
-    link: Link | None = None
-    num_bytes: float = 0.0
-
-    def simulate(self, order: PipelineSchedule) -> Trace:
-        """The trace of an order with these durations."""
-        return simulate_pipeline(order, self.forward_s, self.backward_s, self.weight_s, self.link,
-                                 num_bytes=self.num_bytes)
-
-    def cut(self, times: float) -> Durations:
-        """The durations of the same model, cut into `times` as many stages."""
-        weight_s = None if self.weight_s is None else self.weight_s / times
-        return replace(self, forward_s=self.forward_s / times, backward_s=self.backward_s / times, weight_s=weight_s)
-
-    def words(self) -> str:
-        """How long a backward is, compared with a forward: "B = 2F"."""
-        if not self.forward_s:
-            return "F takes no time"
-        return f"B = {self.backward_s / self.forward_s:.3g}F".replace("= 1F", "= F")
+def timed(order: PipelineSchedule, cut: float = 1.0) -> Trace:
+    """The trace of an order whose backwards take two forwards; in a model `cut` into more stages, all take less."""
+    return simulate_pipeline(order, FORWARD_S / cut, BACKWARD_S / cut)
 
 
 @dataclass(frozen=True)
@@ -87,20 +66,19 @@ class Pipeline:
         return bubble(self.trace)
 
 
-def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequence[int] | None = None) -> Pipeline:
-    """The run that a schedule, a modelled trace or a recorded one stands for.
+def read_pipeline(what: Any, ranks: Sequence[int] | None = None, cut: float = 1.0) -> Pipeline:
+    """The run that a schedule, a modelled trace or a recorded one stands for, of its `ranks`; `cut` as in `timed`.
 
     Raises TypeError for something else, ValueError for a trace without actions of stages, for more than can be drawn,
     and if nothing takes time. An order that cannot run to its end is shown as far as it goes.
     """
     if isinstance(what, PipelineSchedule):
         order, ends = _as_far_as_it_goes(what)
-        run = Pipeline(order, durations.simulate(order), f"simulated · {durations.words()}", ends)
+        run = Pipeline(order, timed(order, cut), f"simulated · {RATIO}", ends)
     elif isinstance(what, Trace):
-        order = pipeline_order(what, step, ranks)
-        modelled = what.clock == "modelled" and step == 0 and ranks is None
-        run = Pipeline(order, what if modelled else durations.simulate(order), _source(what, durations),
-                       _standing(order, ranks), ranks)
+        order = pipeline_order(what, ranks=ranks)
+        modelled = what.clock == "modelled" and ranks is None
+        run = Pipeline(order, what if modelled else timed(order, cut), _source(what), _standing(order, ranks), ranks)
     else:
         raise TypeError("a pipeline player takes a PipelineSchedule or a Trace of one, or a mapping of them, not "
                         f"{type(what).__name__}")
@@ -237,10 +215,10 @@ def _stands(order: PipelineSchedule, rank: int) -> str:
     return f"stands after {own[-1]}" + (f" with {held[-1]} in flight" if held[-1] else "")
 
 
-def _source(trace: Trace, durations: Durations) -> str:
+def _source(trace: Trace) -> str:
     if trace.source == "simulated":
         return "simulated"
-    how = "" if trace.clock == "modelled" else f" ({durations.words()})"
+    how = "" if trace.clock == "modelled" else f" ({RATIO})"
     return f"order {origin(trace, with_backend=False)} · durations modelled{how}"
 
 

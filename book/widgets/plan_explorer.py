@@ -27,12 +27,12 @@ DOLLARS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 def plan_explorer(model: str = "llama3-70b", gpus: int = 64, gpu: str = "H100", tokens: float = 2e12,
-                  price: float = 2.5, *, title: str = "Plan a training run") -> PlanExplorer | Live:
+                  price: float = 2.5) -> PlanExplorer | Live:
     """What `book.cost.plan` answers, for a model, GPUs, memory, network, batch and price of choice.
 
     The arguments are what it opens with, as in `plan`; all but `tokens` can be changed. Raises what `plan` raises.
     """
-    return show(PlanExplorer(model, gpus, gpu, tokens, price, title))
+    return show(PlanExplorer(model, gpus, gpu, tokens, price))
 
 
 class PlanExplorer(Explorer):
@@ -40,12 +40,12 @@ class PlanExplorer(Explorer):
 
     widget = "plan_explorer"
 
-    def __init__(self, model: str, gpus: int, gpu: str, tokens: float, price: float, title: str):
+    def __init__(self, model: str, gpus: int, gpu: str, tokens: float, price: float):
         self.answer: Plan = plan(model, gpus, gpu, tokens, price)
         machine = cluster_of(gpu, gpus, SOFTWARE[0])
         names = sorted((name for name in MODELS if MODELS[name].num_parameters > 1e9),
                        key=lambda name: MODELS[name].num_parameters)
-        super().__init__(title, (
+        super().__init__("Plan a training run", (
             Dial("model", "model", tuple(names), model),
             Dial("gpu", "GPU", tuple(map(str.upper, MACHINES)), gpu.upper()),
             Dial("software", "software", SOFTWARE, SOFTWARE[0]),

@@ -1,7 +1,7 @@
 /* Lockstep's chunk player: draws what a trace says, and nothing else. player.py writes the data, and says in its first
    lines what they mean. */
 import { EPS, and, bytes, choices, define, footer, make, pill, range, seconds, shell } from "./scene.js";
-import { busiest, cardRows, decode, drawStage, endOf, latest, retime, stageOf, tally, traffic } from "./chunks.js";
+import { busiest, decode, drawStage, endOf, latest, retime, stageOf, tally, traffic } from "./chunks.js";
 
 const { min, max, abs } = Math;
 
@@ -117,7 +117,7 @@ function mountPlay(el, data, opts) {
   const rate = () => (state.clock === "steps" ? 1.25 : pace);
   const wait = () => state.predict;
   const state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops, wait, rate };
-  let run, pace, said, showCards;
+  let run, pace, said;
   let lanes = []; // the run, and beside it the right one
   const step = () =>
     max(
@@ -128,8 +128,6 @@ function mountPlay(el, data, opts) {
   const { root, control, more } = ui;
   const view = viewPill(ui, state);
   const ask = quiz(ui.field, control.next);
-  const cards = make("div.race lk-small", null, { role: "group", "aria-label": "Network cards" });
-  ui.field.after(cards);
   const fault = faultLine(ui, state, () => {
     if (state.beside && state.clock === "time") timing("steps");
     if (state.beside && ui.width < 520) state.view = "matrix"; // two rings, one below the other, are two screens high
@@ -163,7 +161,6 @@ function mountPlay(el, data, opts) {
     details.hidden = !!run.unseen;
     ui.source.textContent = run.source;
     timing(run.times ? data.clock : "steps");
-    showCards = cardRows(cards, run);
     pace ??= (endOf(run, run.S) / run.S) * 1.25;
     control.halt();
     fault(run);
@@ -195,8 +192,7 @@ function mountPlay(el, data, opts) {
     const { t, playing } = state;
     const k = step();
     const rests = abs(t - run.stops[k]) < EPS;
-    const [seen] = lanes.map(([one, its]) => drawStage(its, one, min(t, one.end), state.clock, state.focus));
-    showCards(seen);
+    for (const [one, its] of lanes) drawStage(its, one, min(t, one.end), state.clock, state.focus);
     foot(figures(run, t, k));
     const rounds = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
     const phase = k ? run.names[run.phases[k - 1]] : "start";
@@ -222,7 +218,6 @@ function mountPlay(el, data, opts) {
     const m = run.messages.find(m => m.k === k - 1);
     const who = m && `rank ${m.src} sends ${chunksOf(m.items)} to rank ${m.dst}`;
     const words = k ? [`Step ${k}: `, make("b", null, {}, who), run.rests[run.says[k - 1]]] : [run.begin];
-    if (k && run.cards) words.push(" " + run.cards.texts[run.cards.says[k - 1]]);
     ui.caption.replaceChildren(...words);
     if (done) make(run.ok ? "span.lk-done" : "span.lk-wrong", ui.caption, {}, " " + run.verdict);
   }

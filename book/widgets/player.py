@@ -9,23 +9,18 @@ nothing out: what a chunk holds is what the trace says.
 """
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from book.cost import Network
 from book.extras import require
 from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of
-from book.widgets.player_cards import cards_in_words, cards_of
-from book.widgets.player_fault import Fault, fault_of
-from book.widgets.player_run import Contributions, Run, State, Transfer, as_trace, read_run, shape_of
-from book.widgets.player_words import (calls_in_words, phase_names, phases, promised_of, source_of, totals, verdict,
-                                       words_of)
+from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
+from book.widgets.player_fault import Fault, ending
+from book.widgets.player_run import Contributions, Run, as_trace, read_run
+from book.widgets.player_words import size_of, steps_in_words, told
 from book.widgets.show import show
 from book.widgets.terms import spelled
 
@@ -37,17 +32,15 @@ Playable = Trace | Schedule
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
          predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
-         promise: str | None = None, network: Network | None = None) -> Shown | Live:
+         promise: str | None = None) -> Shown | Live:
     """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
     "steps" or "time" (modelled traces only); `labels` name the choices and `select` is the key to open with;
     `promise` is what the run should end in, "all_reduce", "broadcast" or another of `book.promise.PROMISES`, from any
     root (default: what the trace promises; a recorded one promises nothing, and is taken for an all-reduce if anything
-    is added). In a recorded run each collective of the library is a step. With the `network` that it ran on, or that it
-    was simulated for, the player shows each host's cards, what is under way through them, and how many messages share
-    one. Raises ValueError for an unknown choice or a trace without chunks to play, TypeError for anything but traces
-    and schedules.
+    is added). In a recorded run each collective of the library is a step. Raises ValueError for an unknown choice or a
+    trace without chunks to play, TypeError for anything but traces and schedules.
     """
     check_choice("view", view, ("auto", "ring", "matrix"))
     check_choice("clock", clock, ("steps", "time"))
@@ -56,7 +49,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
     if clock == "time" and any(getattr(trace, "clock", None) != "modelled" for trace in traces.values()):
         raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
     check_choice("select", select, (None, *traces))
-    options = Options("play", view, predict, clock, labels, select, promise, network)
+    options = Options("play", view, predict, clock, labels, select, promise)
     return show(Shown(traces, title or title_of(traces), options))
 
 
@@ -109,38 +102,21 @@ class Options:
     labels: Sequence[str] | None = None
     select: Any = None
     promise: str | None = None
-    network: Network | None = None
 
 
-def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
-    """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
-    runs = {key: run_payload(trace, options.promise, with_backend, options.network) for key, trace in traces.items()}
-    return {"kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
-            "clock": options.clock, **arranged(runs, options.labels, options.select)}
-
-
-def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False,
-                network: Network | None = None) -> dict[str, Any]:
+def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
     """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
     run = read_run(trace)
-    promised, kept = promised_of(trace, run, promise)
-    ends = verdict(run, promised, kept, bool(promise or trace.promise), trace.hangs)
-    broken = {} if ends["ok"] or trace.hangs else {"fault": _write_fault(fault_of(run, promised, kept), promised)}
-    shared = {"cards": cards_of(run, network)} if network else {}
-    return {**_write(run, trace, promised, with_backend), **ends, **broken, **shared}
+    ends = ending(run, trace, promise)
+    broken = {"fault": _write_fault(ends.fault, ends.promise)} if ends.fault else {}
+    return {**_write(run, trace, ends.promise, with_backend), "ok": ends.ok, "verdict": ends.says, **broken}
 
 
 def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False) -> dict[str, Any]:
     """A run as JSON data, but for how it ends; the trace says where it comes from."""
-    shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
-    digits, called = phases(run)
-    return {
-        "n": run.world_size, "c": run.num_chunks, "S": run.num_steps, "goal": promised.name, "shape": shape,
-        "names": phase_names(trace.name, promised.name, shape) + called, "phases": digits,
-        **words_of(run),
-        "source": source_of(trace, run, with_backend), **totals(run, promised.name), **_sizes(run),
-        **_write_chunks(run, promised), **_write_times(run, trace), **({"unseen": True} if run.called else {}),
-    }
+    return {"n": run.world_size, "c": run.num_chunks, "S": run.num_steps,
+            **told(run, trace, promised, with_backend), **_sizes(run), **_write_chunks(run, promised),
+            **_write_times(run, trace), **({"unseen": True} if run.called else {})}
 
 
 class Places(dict[Contributions, int]):
@@ -208,10 +184,6 @@ def _sizes(run: Run) -> dict[str, Any]:
     return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
 
 
-MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is for reading, not for data
-DOES = {"reduce": "added", "copy": "replacing what was there"}
-
-
 class Shown(Page):
     """What a player shows: traces by key, a title, and the options of `play` or `race`."""
 
@@ -221,7 +193,7 @@ class Shown(Page):
         self.traces = {key: as_trace(what) for key, what in traces.items()}
         self.title, self.options = title, options
         self._runs = [read_run(trace) for trace in self.traces.values()]
-        self._data = payload(self.traces, title, options, with_backend=False)
+        self._data = self._payload(live=False)
 
     def with_trace(self, what: Any) -> Shown:
         """The same player of another trace."""
@@ -229,18 +201,25 @@ class Shown(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; in a live notebook with the backend's name."""
-        return payload(self.traces, self.title, self.options, with_backend=True) if live else self._data
+        return self._payload(live=True) if live else self._data
+
+    def _payload(self, live: bool) -> dict[str, Any]:
+        asked = self.options
+        runs = {key: run_payload(trace, asked.promise, live) for key, trace in self.traces.items()}
+        return {"kind": asked.kind, "title": self.title, "view": asked.view, "predict": asked.predict,
+                "clock": asked.clock, **arranged(runs, asked.labels, asked.select)}
 
     def words(self) -> str:
-        """The steps, if they are few."""
-        return fallback(self.title, *self._about(), self.options.network)
+        """The steps of a run, if they are few; of several runs their sizes."""
+        runs = self._runs
+        said = steps_in_words(runs[0]) if len(runs) == 1 else listed(
+            (f"{name}: {size_of(run)}" for name, run in zip(names_of(self.traces), runs)), "ul")
+        return heading(self.title, self.sources()) + said
 
     def text(self) -> str:
         """One line that says what is shown."""
-        return describe(self.title, *self._about())
-
-    def _about(self) -> tuple[list[str], list[Any], str]:
-        return names_of(self.traces), self._runs, self.sources()
+        what = f", {size_of(self._runs[0])}" if len(self._runs) == 1 else self.several()
+        return f"{self.title}: player{what}, {self.sources()}"
 
 
 def title_of(traces: Mapping[Any, Any]) -> str:
@@ -251,48 +230,3 @@ def title_of(traces: Mapping[Any, Any]) -> str:
         return "What every rank's chunks hold"
     words = spelled(name)
     return words[0].upper() + words[1:]
-
-
-def describe(title: str, names: list[str], runs: list[Run], source: str) -> str:
-    """One line that says what the player shows; the same for equal traces."""
-    if len(runs) == 1:
-        return f"{title}: player, {_size(runs[0])}, {source}"
-    return f"{title}: player of {len(runs)} runs ({', '.join(names)}), {source}"
-
-
-def fallback(title: str, names: list[str], runs: list[Run], source: str, network: Network | None = None) -> str:
-    """HTML: the runs' sizes, and every step in words if that is short."""
-    parts = [f"<p><strong>{escape(title)}</strong> ({escape(source)})</p>"]
-    if len(runs) > 1:
-        rows = "".join(f"<li>{escape(name)}: {_size(run)}</li>" for name, run in zip(names, runs))
-        return parts[0] + f"<ul>{rows}</ul>"
-    (run,) = runs
-    if run.num_steps > MOST_STEPS or len(run.transfers) > MOST_MESSAGES:
-        return parts[0] + f"<p>{_size(run)}, {len(run.transfers)} chunks sent.</p>"
-    sent, called = defaultdict(list), defaultdict(list)
-    for transfer in run.transfers:
-        sent[transfer.leaves].append(transfer)
-    for call in run.calls:
-        called[call.step].append(call)
-    loads = cards_in_words(run, network) if network else [""] * run.num_steps
-    steps = (_sent(sent[step], held) + [escape(calls_in_words(called[step], run.world_size))] * bool(called[step])
-             + [escape(load)] * bool(load) for step, load, held in zip(range(run.num_steps), loads, run.states()))
-    return parts[0] + "<ol>" + "".join(f"<li>{'; '.join(step)}</li>" for step in steps) + "</ol>"
-
-
-def _sent(transfers: list[Transfer], held: State) -> list[str]:
-    if not transfers:
-        return []
-    texts = [f"{t.src} → {t.dst}: {_chunk(t)}" for t in transfers]
-    does = {"where nothing was" if t.finds_empty(held) else
-            DOES.get(t.op or "", "received" if t.arrives is not None else "never received") for t in transfers}
-    return [f"{', '.join(texts)} ({' or '.join(sorted(does))})"]
-
-
-def _chunk(t: Transfer) -> str:
-    into = f" into chunk {t.into}" if t.into is not None and t.into != t.chunk else ""
-    return f"chunk {'?' if t.chunk is None else t.chunk}{into}"
-
-
-def _size(run: Run) -> str:
-    return f"{run.world_size} ranks, {run.num_steps} steps"

@@ -1,21 +1,22 @@
-"""L3: where a run that broke its promise first went wrong, found beside the right schedule that it follows most nearly.
+"""L3: how a run of the chunk player ends, and where one that broke its promise first went wrong.
 
-The right schedule is one of the book's collectives with the same promise, its chunks renumbered if the run begins with
-another one. It is replayed on what the run's chunks held at the start. A chunk is wrong from the step on after which it
-never again holds what the right schedule has there.
+The right schedule that a wrong run is compared with is the one that it follows most nearly of the book's collectives
+with the same promise, its chunks renumbered if the run begins with another one. It is replayed on what the run's chunks
+held at the start. A chunk is wrong from the step on after which it never again holds what the right schedule has there.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from book.collectives import COLLECTIVES
-from book.promise import Promise
-from book.schedule import Schedule
-from book.trace import parting
+from book.promise import PROMISES, Promise, variants
+from book.schedule import Schedule, contents_fault
+from book.trace import Trace, parting
 from book.widgets.player_run import Contributions, Run, Transfer
 from book.widgets.player_words import ranks_named
 
@@ -38,6 +39,77 @@ class Fault:
     right: Run | None = None
     name: str | None = None
     line: str | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a run should end in, whether it does, and that in words; where it first went wrong, if that can be said."""
+
+    promise: Promise
+    ok: bool
+    says: str
+    fault: Fault | None = None
+
+
+def ending(run: Run, trace: Trace, asked: str | None = None) -> Ending:
+    """How a run ends: which chunk is wrong, if one is, or who waits for whom where its trace hangs.
+
+    `asked` is the promise that it is held to; without one the trace's, or what it looks like. A run that calls
+    collectives and has promised nothing is never called wrong.
+    """
+    promise, kept = _promised(run, trace, asked)
+    if trace.hangs:
+        return Ending(promise, False, f"Here the run hangs: {trace.hangs}.")
+    where = promise.where(run.world_size, run.num_chunks)
+    if kept[where].all():
+        return Ending(promise, True, f"Done: {promise.says}.")
+    if not (asked or trace.promise) and (run.called or not run.transfers):
+        return Ending(promise, True, "")
+    rank, chunk = (int(index) for index in np.argwhere(where & ~kept)[0])
+    missed = _missed(run.final().get((rank, chunk)), promise.goal(run.world_size, run.num_chunks)[rank, chunk])
+    done = f"{kept[where].sum()} of {where.sum()} chunks are complete"
+    return Ending(promise, False, f"Wrong at the end: {done}. Rank {rank}'s chunk {chunk} {missed}.",
+                  fault_of(run, promise, kept))
+
+
+def _promised(run: Run, trace: Trace, asked: str | None) -> tuple[Promise, np.ndarray]:
+    """What the run should end in, and where it does, bool (R, C): as `asked`, else as the trace says, else as it looks.
+
+    A schedule's promise is taken literally. One that is only asked for may be kept with another root or other owners
+    than in the book's schedules. A recorded program has promised nothing: if it calls collectives, it may end as an
+    all-reduce or as one of them does; if it only copies, as an all-gather or a broadcast.
+    """
+    if trace.promise and asked in (None, trace.promise):
+        promise = PROMISES[trace.promise]
+        return promise, _kept(run, promise)
+    names = [asked] if asked else _likely(run)
+    judged = [(promise, _kept(run, promise)) for promise in variants(names[0], run.world_size)]
+    others = ((promise, _kept(run, promise)) for name in names[1:] for promise in variants(name, run.world_size))
+    best = max(judged, key=lambda one: one[1][one[0].where(*one[1].shape)].mean())
+    return next((one for one in chain(judged, others) if one[1].all()), best)
+
+
+def _likely(run: Run) -> list[str]:
+    if run.called:
+        return list(dict.fromkeys(["all_reduce", *(op for op in PROMISES if op in run.called)]))
+    only_copies = run.transfers and all(t.op == "copy" for t in run.transfers)
+    return ["all_gather", "broadcast"] if only_copies else ["all_reduce"]
+
+
+def _kept(run: Run, promise: Promise) -> np.ndarray:
+    """Which chunks end as promised, or as the mean of that, or without a promise about them: bool (R, C)."""
+    final, size = run.final(), (run.world_size, run.num_chunks)
+    unknown = (np.nan,) * run.world_size
+    held = np.array([[final.get((r, c)) or unknown for c in range(run.num_chunks)] for r in range(run.world_size)])
+    return _alike(held, promise.goal(*size)) | ~promise.where(*size)
+
+
+def _missed(held: Contributions, wanted: np.ndarray) -> str:
+    """What is wrong with a chunk that should hold `wanted`."""
+    if held is None:
+        return "holds something unknown"
+    values = np.array(held)
+    return contents_fault(values, wanted) if np.array_equal(values, np.rint(values)) else "is not a sum that is right"
 
 
 def fault_of(run: Run, promise: Promise, kept: np.ndarray) -> Fault:

@@ -50,7 +50,7 @@ class Transfer:
 
 
 @dataclass
-class Call:
+class Called:
     """A collective of the ranks in `group`: `ops` says who called what, `changes` if the watched buffer was changed."""
 
     step: int
@@ -75,7 +75,7 @@ class Run:
     start: State = field(default_factory=dict)
     holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # before which step, rank, chunk
     own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # by step: who changed its own before it
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
     unmet: dict[int, list[int]] = field(default_factory=dict)  # by step: who waits in a receive where the run hangs
     sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, as far as events tell
 
@@ -215,11 +215,11 @@ def _transfer(send: Event, recv: Event | None, position: Mapping[int, int]) -> T
     return t
 
 
-def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[tuple[int | None, int]]) -> list[Call]:
-    calls: dict[tuple[int, tuple[int, ...]], Call] = {}
+def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[tuple[int | None, int]]) -> list[Called]:
+    calls: dict[tuple[int, tuple[int, ...]], Called] = {}
     for event in events:
         at, group = position[_known(event.step)], event.group or ()
-        call = calls.setdefault((at, group), Call(at, group))
+        call = calls.setdefault((at, group), Called(at, group))
         call.ops[event.rank] = event.op or "a collective"
         call.changes |= (event.step, event.rank) in changed
     return sorted(calls.values(), key=lambda call: (call.step, call.group))

@@ -1,38 +1,46 @@
-"""L3: a run of the chunk player in words: where it comes from, what each step does, its phases, how it ends.
+"""L3: a run of the chunk player in words: where it comes from, what each step does, its phases.
 
 What a step does is the second half of a sentence, after "rank 0 sends chunk 3 to rank 1". A step that has only
 collectives of the library, so that no chunk is seen to travel, is told in whole sentences.
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from book.collectives import COLLECTIVES
-from book.promise import PROMISES, Promise, variants
-from book.schedule import contents_fault
+from book.promise import Promise
 from book.trace import Trace
-from book.widgets.player_run import Call, Contributions, Run, State, Transfer
+from book.widgets.page import listed
+from book.widgets.player_run import Called, Run, State, Transfer, shape_of
 from book.widgets.terms import in_bytes, spelled
 from book.words import agree, joined, plural
-
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
 Message = list[Transfer]
 
 
-def words_of(run: Run) -> dict[str, Any]:
+def told(run: Run, trace: Trace, promised: Promise, with_backend: bool) -> dict[str, Any]:
+    """All words about a run but for how it ends, with the shape of its links, on which some depend."""
+    shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
+    digits, called = phases(run)
+    names = _phase_names(trace.name, promised.name, shape) + called
+    return {"goal": promised.name, "shape": shape, "names": names, "phases": digits, **_words_of(run),
+            "source": _source_of(trace, run, with_backend), **_totals(run, promised.name)}
+
+
+def _words_of(run: Run) -> dict[str, Any]:
     """`rests`: the distinct half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
     texts = [_rest(run, step, held) for step, held in zip(range(run.num_steps), run.states())]
     rests = list(dict.fromkeys(texts))
     return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run)}
 
 
-def calls_in_words(calls: Sequence[Call], world_size: int) -> str:
+def _calls_in_words(calls: Sequence[Called], world_size: int) -> str:
     """Who calls which collective: "all 4 ranks call all_reduce"."""
     ops = {op for call in calls for op in call.ops.values()}
     if len(calls) > MOST_GROUPS and len(ops) == 1:
@@ -106,11 +114,11 @@ def _others(run: Run, messages: dict[tuple[int, int], Message]) -> str:
     return f"{every} links carry {what} at once."
 
 
-def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str:
+def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> str:
     """What the collectives of a step do, as far as the trace shows it."""
     if not calls:
         return ""
-    who = calls_in_words(calls, world_size)
+    who = _calls_in_words(calls, world_size)
     who = f"Meanwhile {who}" if also_messages else who[0].upper() + who[1:]
     if any(call.missing for call in calls):
         return f"{who}."
@@ -130,7 +138,7 @@ def _own(run: Run, step: int) -> str:
     return f"Then {who} change{'s its' if len(ranks) == 1 else ' their'} own chunks."
 
 
-def _call(call: Call, world_size: int) -> str:
+def _call(call: Called, world_size: int) -> str:
     by_op: dict[str, list[int]] = {}
     for rank, op in sorted(call.ops.items()):
         by_op.setdefault(op, []).append(rank)
@@ -171,30 +179,6 @@ SENT: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 
 
-def promised_of(trace: Trace, run: Run, asked: str | None) -> tuple[Promise, np.ndarray]:
-    """What the run should end in, and where it does, bool (R, C): as `asked`, else as the trace says, else as it looks.
-
-    A schedule's promise is taken literally. One that is only asked for may be kept with another root or other owners
-    than in the book's schedules. A recorded program has promised nothing: if it calls collectives, it may end as an
-    all-reduce or as one of them does; if it only copies, as an all-gather or a broadcast.
-    """
-    if trace.promise and asked in (None, trace.promise):
-        promise = PROMISES[trace.promise]
-        return promise, _kept(run, promise)
-    names = [asked] if asked else _likely(run)
-    judged = [(promise, _kept(run, promise)) for promise in variants(names[0], run.world_size)]
-    others = ((promise, _kept(run, promise)) for name in names[1:] for promise in variants(name, run.world_size))
-    best = max(judged, key=lambda one: one[1][one[0].where(*one[1].shape)].mean())
-    return next((one for one in chain(judged, others) if one[1].all()), best)
-
-
-def _likely(run: Run) -> list[str]:
-    if run.called:
-        return list(dict.fromkeys(["all_reduce", *(op for op in PROMISES if op in run.called)]))
-    only_copies = run.transfers and all(t.op == "copy" for t in run.transfers)
-    return ["all_gather", "broadcast"] if only_copies else ["all_reduce"]
-
-
 def phases(run: Run) -> tuple[str, list[str]]:
     """A digit per step: 0 if it mostly adds, 1 if it replaces, 2 if that is unknown, else which collective it calls.
 
@@ -213,7 +197,7 @@ def phases(run: Run) -> tuple[str, list[str]]:
     return "".join(digits), [spelled(name) for name in names]
 
 
-def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[str]:
+def _phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[str]:
     """The names of the phase that adds, of the one that replaces, and of the one where that is unknown."""
     if promise in ("broadcast", "scatter", "gather", "reduce", "all_to_all"):
         return [spelled(promise), spelled(promise), ""]
@@ -224,7 +208,7 @@ def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[s
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
 
-def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
+def _source_of(trace: Trace, run: Run, with_backend: bool) -> str:
     """Where the picture comes from; the backend only if the text may differ between machines."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()
@@ -232,7 +216,7 @@ def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def totals(run: Run, promise: str) -> dict[str, Any]:
+def _totals(run: Run, promise: str) -> dict[str, Any]:
     """`total`: what the busiest rank sends, in buffers; `who` that is (-1: all the same); `formula` if one holds."""
     sent, shares, p = np.zeros(run.world_size), run.shares(), run.world_size
     for t in run.transfers:
@@ -247,37 +231,39 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
     return {"total": round(float(sent.max()), 6), "who": -1 if even else int(sent.argmax()), "formula": formula}
 
 
-def verdict(run: Run, promise: Promise, kept: np.ndarray, promised: bool, hangs: str | None = None) -> dict[str, Any]:
-    """`ok`, and how the run ends in words: which chunk is wrong, if one is, or who waits for whom where it `hangs`.
-
-    A run that calls collectives and has `promised` nothing is never called wrong.
-    """
-    if hangs:
-        return {"ok": False, "verdict": f"Here the run hangs: {hangs}."}
-    where = promise.where(run.world_size, run.num_chunks)
-    if kept[where].all():
-        return {"ok": True, "verdict": f"Done: {promise.says}."}
-    if not promised and (run.called or not run.transfers):
-        return {"ok": True, "verdict": ""}
-    rank, chunk = (int(index) for index in np.argwhere(where & ~kept)[0])
-    fault = _fault(run.final().get((rank, chunk)), promise.goal(run.world_size, run.num_chunks)[rank, chunk])
-    done = f"{kept[where].sum()} of {where.sum()} chunks are complete"
-    return {"ok": False, "verdict": f"Wrong at the end: {done}. Rank {rank}'s chunk {chunk} {fault}."}
+# For a reader without JavaScript
+MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is for reading, not for data
+DOES = {"reduce": "added", "copy": "replacing what was there"}
 
 
-def _kept(run: Run, promise: Promise) -> np.ndarray:
-    """Which chunks end as promised, or as the mean of that, or without a promise about them: bool (R, C)."""
-    final, size = run.final(), (run.world_size, run.num_chunks)
-    unknown = (np.nan,) * run.world_size
-    held = np.array([[final.get((r, c)) or unknown for c in range(run.num_chunks)] for r in range(run.world_size)])
-    goal = promise.goal(*size)
-    right = (held == goal).all(axis=-1) | np.isclose(held * run.world_size, goal, atol=1e-3).all(axis=-1)
-    return right | ~promise.where(*size)
+def steps_in_words(run: Run) -> str:
+    """HTML: every message of every step, if these are few."""
+    if run.num_steps > MOST_STEPS or len(run.transfers) > MOST_MESSAGES:
+        return f"<p>{size_of(run)}, {len(run.transfers)} chunks sent.</p>"
+    sent, called = defaultdict(list), defaultdict(list)
+    for transfer in run.transfers:
+        sent[transfer.leaves].append(transfer)
+    for call in run.calls:
+        called[call.step].append(call)
+    return listed("; ".join(_sent(sent[step], held)
+                            + [_calls_in_words(called[step], run.world_size)] * bool(called[step]))
+                  for step, held in zip(range(run.num_steps), run.states()))
 
 
-def _fault(held: Contributions, wanted: np.ndarray) -> str:
-    """What is wrong with a chunk that should hold `wanted`."""
-    if held is None:
-        return "holds something unknown"
-    values = np.array(held)
-    return contents_fault(values, wanted) if np.array_equal(values, np.rint(values)) else "is not a sum that is right"
+def _sent(transfers: list[Transfer], held: State) -> list[str]:
+    if not transfers:
+        return []
+    texts = [f"{t.src} → {t.dst}: {_chunk(t)}" for t in transfers]
+    does = {"where nothing was" if t.finds_empty(held) else
+            DOES.get(t.op or "", "received" if t.arrives is not None else "never received") for t in transfers}
+    return [f"{', '.join(texts)} ({' or '.join(sorted(does))})"]
+
+
+def _chunk(t: Transfer) -> str:
+    into = f" into chunk {t.into}" if t.into is not None and t.into != t.chunk else ""
+    return f"chunk {'?' if t.chunk is None else t.chunk}{into}"
+
+
+def size_of(run: Run) -> str:
+    """How many ranks and steps it has."""
+    return f"{run.world_size} ranks, {run.num_steps} steps"

@@ -23,8 +23,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
-from book.widgets.shards_run import Action, Contents, Drawing, Place, Play, State, Step, read_play
+from book.widgets.page import Recorded, arranged, heading, listed, names_of
+from book.widgets.shards_run import Act, Contents, Drawing, Moment, Play, Tile, Tiles, read_play
 from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin, spelled
 from book.words import joined
@@ -41,30 +41,19 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     by its numbers, or those of `simulate_product` and `simulate_mlp`. `labels` name the choices and `select` is the key
     to open with. Raises TypeError for anything but traces, ValueError for a trace that follows no product.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(ShardedProduct(traces, title, labels, select))
+    return show(ShardedProduct(runs, title, labels, select))
 
 
-class ShardedProduct(Page):
+class ShardedProduct(Recorded):
     """What a sharded product shows: traces by key."""
 
-    widget = "shards"
+    widget, maker = "shards", "sharded_product"
 
-    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
-                 select: Any = None):
-        for trace in traces.values():
-            if not isinstance(trace, Trace):
-                raise TypeError("sharded_product() takes a recorded Trace (run.trace), or a mapping of them, not "
-                                f"{type(trace).__name__}")
-        self.traces, self._labels, self._select = dict(traces), labels, select
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
         self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
         mlp = any("B" in play.matrices for play in self._plays.values())
-        self._given_title, self.title = title, title or ("A sharded MLP" if mlp else "A sharded matrix product")
-
-    def with_trace(self, what: Any) -> ShardedProduct:
-        """The same widget of another trace."""
-        return ShardedProduct({"": what}, self._given_title)
+        self.title = title or ("A sharded MLP" if mlp else "A sharded matrix product")
 
     def data(self, live: bool) -> dict[str, Any]:
         """The widget's data; in a live notebook with the backend's name."""
@@ -99,11 +88,11 @@ def run_payload(play: Play, source: str) -> dict[str, Any]:
     start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
     stops: list[dict[str, Any]] = [
         {"say": [["", begin(play)]], "phase": "0", "set": start, "moves": [], "busy": [0]}]
-    for step, said, after in zip(play.steps, told(play), states):
-        changes = [block for rank, action in sorted(step.actions.items())
-                   for block in drawing.gone(rank, action.replaced(before[rank])) + drawing.blocks(rank, action.holds)]
-        stops.append({"say": [said], "phase": PHASES.get(step.kind, "0"), "set": changes,
-                      "moves": drawing.moves(step, before), "busy": drawing.busy(step)})
+    for moment, said, after in zip(play.moments, told(play), states):
+        changes = [block for rank, act in sorted(moment.acts.items())
+                   for block in drawing.gone(rank, act.replaced(before[rank])) + drawing.blocks(rank, act.holds)]
+        stops.append({"say": [said], "phase": PHASES.get(moment.kind, "0"), "set": changes,
+                      "moves": drawing.moves(moment, before), "busy": drawing.busy(moment)})
         before = after
     return {"n": play.world_size, "source": source, "item": play.num_bytes, "slots": drawing.slots,
             "matrices": drawing.matrices, "stops": stops, "figures": figures(play)}
@@ -115,7 +104,7 @@ def figures(play: Play) -> list[list[str]]:
     states = list(play.states())
     held = max(play.bytes_of(place for place in state if place[0] in weights) for state in play.start)
     whole = sum(_bytes(play, name) for name in weights)
-    done = max(sum(step.actions[rank].num_multiplications for step in play.steps if rank in step.actions)
+    done = max(sum(moment.acts[rank].num_multiplications for moment in play.moments if rank in moment.acts)
                for rank in range(play.world_size))
     alone = sum(_alone(play, name) for name, matrix in play.matrices.items()
                 if matrix.summed and any(place[0] == name for state in states[-1] for place in state))
@@ -129,7 +118,7 @@ def figures(play: Play) -> list[list[str]]:
 def _traffic(play: Play) -> list[list[str]]:
     """Bytes that each rank sends in its collectives by the bandwidth-optimal algorithms (see book.cost)."""
     t = play.world_size
-    firsts = [next(iter(step.actions.values())).event for step in play.steps if step.kind == "collective"]
+    firsts = [next(iter(moment.acts.values())).event for moment in play.moments if moment.kind == "collective"]
     calls = [(call.op or "collective", len(call.group or ()), call.num_bytes or 0.0) for call in firsts if call]
     factors = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     known = [call for call in calls if call[0] in factors]
@@ -180,24 +169,24 @@ Said = tuple[str, str, bool]  # what to stress, the rest, and whether something 
 
 
 def told(play: Play) -> list[Said]:
-    """What happens in each step."""
+    """What happens in each moment."""
     states = play.states()
     next(states)
-    return [_tell(play, step, held) for step, held in zip(play.steps, states)]
+    return [_tell(play, moment, held) for moment, held in zip(play.moments, states)]
 
 
-def _tell(play: Play, step: Step, held: list[State]) -> Said:
+def _tell(play: Play, moment: Moment, held: list[Tiles]) -> Said:
     """`held` is what the ranks have afterwards."""
-    if step.kind == "return":
-        return _verdict(play, _of_all(step), ["Y"], "returns")
-    if step.kind == "gradient":
+    if moment.kind == "return":
+        return _verdict(play, _of_all(moment), ["Y"], "returns")
+    if moment.kind == "gradient":
         return _verdict(play, held, [name for name in ("dX", "dA", "dB") if name in play.matrices], "ends with")
-    if step.kind == "collective":
-        return _collective(play, step, held)
-    say = {"multiply": _multiply, "apply": _apply, "message": _message, "backward": _backward}[step.kind]
+    if moment.kind == "collective":
+        return _collective(play, moment, held)
+    say = {"multiply": _multiply, "apply": _apply, "message": _message, "backward": _backward}[moment.kind]
     said: dict[tuple[str, str], list[int]] = {}
-    for rank, action in step.actions.items():
-        said.setdefault(say(play, step, action, held[rank]), []).append(rank)
+    for rank, act in moment.acts.items():
+        said.setdefault(say(play, moment, act, held[rank]), []).append(rank)
     parts = [(subject(ranks, play.world_size), does, rest) for (does, rest), ranks in said.items()]
     (who, does, rest), *others = parts
     more = " ".join(f"{other} {it}{tail}" for other, it, tail in others)
@@ -205,7 +194,7 @@ def _tell(play: Play, step: Step, held: list[State]) -> Said:
 
 
 def begin(play: Play) -> str:
-    """The words before the first step."""
+    """The words before the first moment."""
     recipe = "Y = GELU(X A) B" if "B" in play.matrices else "Y = X A"
     given = [name for name, matrix in play.matrices.items() if not matrix.recipe and name != "dY"]
     held = [joined(part(play, tiles_of(state, name), play.start, name) for name in given) for state in play.start]
@@ -222,12 +211,12 @@ def subject(ranks: Sequence[int], world_size: int) -> str:
     return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of ranks {joined(ranks)}"
 
 
-def tiles_of(state: State, name: str) -> State:
+def tiles_of(state: Tiles, name: str) -> Tiles:
     """The blocks of one matrix in a state."""
     return {place: contents for place, contents in state.items() if place[0] == name}
 
 
-def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: str) -> str:
+def part(play: Play, tiles: Iterable[Tile], all_ranks: Sequence[Tiles], name: str) -> str:
     """Which part of a matrix these blocks are; "its" part if each rank has a different one."""
     places = list(tiles)
     rows, columns = {row for _, row, _ in places}, {column for _, _, column in places}
@@ -249,7 +238,7 @@ def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: s
     return f"{lines} {first} to {last - 1} of {name}"
 
 
-def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
+def fault(play: Play, tiles: Mapping[Tile, Contents]) -> str:
     """What is wrong with blocks or still missing in them, in words that follow their name; "" if nothing is."""
     held = [contents for contents in tiles.values() if contents is not None]
     if len(held) < len(tiles):
@@ -271,7 +260,7 @@ def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
     return ""
 
 
-def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
+def result(play: Play, tiles: Tiles, all_ranks: Sequence[Tiles]) -> str:
     """What blocks are, and how complete they are."""
     if not tiles:
         return "nothing new"
@@ -295,20 +284,20 @@ def _times(count: float) -> str:
     return "twice" if count == 2 else f"{count:.4g} times"
 
 
-def _of_all(step: Step) -> list[State]:
-    return [action.holds for action in step.actions.values()]
+def _of_all(moment: Moment) -> list[Tiles]:
+    return [act.holds for act in moment.acts.values()]
 
 
-def _used(play: Play, step: Step, action: Action, name: str, held: State) -> str:
-    """The part of a factor that an action uses, and whether it is what it should be."""
-    used = [dict.fromkeys(_tiles(play, other, name)) for other in step.actions.values()]
-    own = {place: held.get(place) for place in _tiles(play, action, name)}
+def _used(play: Play, moment: Moment, act: Act, name: str, held: Tiles) -> str:
+    """The part of a factor that an act uses, and whether it is what it should be."""
+    used = [dict.fromkeys(_tiles(play, other, name)) for other in moment.acts.values()]
+    own = {place: held.get(place) for place in _tiles(play, act, name)}
     return result(play, own, used).removesuffix(", complete")
 
 
-def _tiles(play: Play, action: Action, name: str) -> list[Place]:
+def _tiles(play: Play, act: Act, name: str) -> list[Tile]:
     n, found = play.world_size, []
-    for block in action.blocks:
+    for block in act.blocks:
         if block.matrix == name:
             rows, columns = (range(span[0] * n // size, span[1] * n // size)
                              for span, size in zip((block.rows, block.columns), block.shape))
@@ -316,56 +305,56 @@ def _tiles(play: Play, action: Action, name: str) -> list[Place]:
     return found
 
 
-def _multiply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
+def _multiply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
     """The product in words, with its factors in the order of the result's recipe."""
-    names = {block.matrix for block in action.blocks}
+    names = {block.matrix for block in act.blocks}
     made = next((matrix for matrix in play.matrices.values() if matrix.summed and set(matrix.factors) == names), None)
-    gives = f": {result(play, action.holds, _of_all(step))}." if action.holds else "."
+    gives = f": {result(play, act.holds, _of_all(moment))}." if act.holds else "."
     if made is None:
         return "multiplies", gives
-    left, right = (_used(play, step, action, name, held) + ", transposed," * text.endswith("ᵀ")
+    left, right = (_used(play, moment, act, name, held) + ", transposed," * text.endswith("ᵀ")
                    for name, text in zip(made.factors, made.recipe.split()))
     return f"multiplies {left} by {right}".rstrip(","), gives
 
 
-def _apply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
-    gives = result(play, action.holds, _of_all(step))
-    if step.name not in ("gelu", "gelu_backward"):
-        return APPLIES.get(step.name, f"computes {step.name}"), f": now it has {gives}."
-    what = _used(play, step, action, action.blocks[0].matrix, held) if action.blocks else "what it has"
-    does = f"applies GELU to {what}" if step.name == "gelu" else f"takes the gradient of GELU from {what}"
+def _apply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+    gives = result(play, act.holds, _of_all(moment))
+    if moment.name not in ("gelu", "gelu_backward"):
+        return APPLIES.get(moment.name, f"computes {moment.name}"), f": now it has {gives}."
+    what = _used(play, moment, act, act.blocks[0].matrix, held) if act.blocks else "what it has"
+    does = f"applies GELU to {what}" if moment.name == "gelu" else f"takes the gradient of GELU from {what}"
     return does, f": {gives}. " + ("GELU of a sum is not the sum of GELUs." if " terms" in what else "Nothing moves.")
 
 
-def _message(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
-    names = joined(dict.fromkeys(block.matrix for block in action.blocks)) if action.blocks else "something else"
-    to = f"sends {names} to {' and '.join(f'rank {peer}' for peer in dict.fromkeys(action.sent_to))}"
-    gets = f"; it gets {result(play, action.holds, _of_all(step))}." if action.holds else "."
-    return to if action.sent_to else "receives", gets
+def _message(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+    names = joined(dict.fromkeys(block.matrix for block in act.blocks)) if act.blocks else "something else"
+    to = f"sends {names} to {' and '.join(f'rank {peer}' for peer in dict.fromkeys(act.sent_to))}"
+    gets = f"; it gets {result(play, act.holds, _of_all(moment))}." if act.holds else "."
+    return to if act.sent_to else "receives", gets
 
 
-def _collective(play: Play, step: Step, held: list[State]) -> Said:
-    event = next(iter(step.actions.values())).event
+def _collective(play: Play, moment: Moment, held: list[Tiles]) -> Said:
+    event = next(iter(moment.acts.values())).event
     op = (event.op if event else None) or "collective"
-    names = dict.fromkeys(block.matrix for action in step.actions.values() for block in action.blocks)
+    names = dict.fromkeys(block.matrix for act in moment.acts.values() for block in act.blocks)
     what = spelled(op).capitalize() + (f" of {joined(names)}" if names else "")
     if op == "barrier":
         return "Barrier", ": nobody goes on before all have called it.", False
     moves = f": {MOVES[op]}." if op in MOVES else "."
     said: dict[str, list[int]] = {}
-    for rank in step.actions if names else ():
-        states = [{place: now for place, now in held[r].items() if place[0] in names} for r in step.actions]
-        said.setdefault(result(play, states[list(step.actions).index(rank)], states), []).append(rank)
+    for rank in moment.acts if names else ():
+        states = [{place: now for place, now in held[r].items() if place[0] in names} for r in moment.acts]
+        said.setdefault(result(play, states[list(moment.acts).index(rank)], states), []).append(rank)
     now = "".join(f" {subject(ranks, play.world_size)} now has {text}." for text, ranks in said.items())
     return what, f"{moves}{now or ' It moves none of these matrices.'}", False
 
 
-def _backward(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
-    got = part(play, action.holds, _of_all(step), "dY")
+def _backward(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+    got = part(play, act.holds, _of_all(moment), "dY")
     return f"begins its backward with {got}", ", the loss's gradient of what it returned."
 
 
-def _verdict(play: Play, states: list[State], names: Sequence[str], verb: str) -> Said:
+def _verdict(play: Play, states: list[Tiles], names: Sequence[str], verb: str) -> Said:
     """Whether the ranks together have all of these matrices, complete, and no rank has anything else."""
     said: dict[str, list[int]] = {}
     ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}

@@ -1,4 +1,4 @@
-"""L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
+"""L3: a followed matrix product as moments: what each rank did, and which blocks it holds after each of them.
 
 book.shards writes the trace that this reads. Blocks are as fine as the run cuts its matrices: a dimension that no rank
 cuts has one part, any other has one part per rank.
@@ -13,14 +13,14 @@ from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
 from book.trace import Event, Trace
 
 Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
-Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
-State = dict[Place, Contents]
+Tile = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
+Tiles = dict[Tile, Contents]
 MOST_RANKS = 4
 ALONE = ("multiply", "apply", "message")  # a rank does these as soon as it comes to them; for others it is seen to wait
 
 
 @dataclass
-class Action:
+class Act:
     """What one rank did: `kind` "multiply", "apply", "collective", "message", "return", "backward" or "gradient".
 
     `name` is the operation's, `blocks` are what it worked on, `holds` what the rank then has, `sent_to` are peers.
@@ -29,7 +29,7 @@ class Action:
     kind: str
     name: str
     blocks: list[Block] = field(default_factory=list)
-    holds: State = field(default_factory=dict)
+    holds: Tiles = field(default_factory=dict)
     num_multiplications: int = 0
     event: Event | None = None
     sent_to: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Action:
         """The ranks of a collective."""
         return (self.event.group if self.event else None) or ()
 
-    def replaced(self, held: State) -> list[Place]:
+    def replaced(self, held: Tiles) -> list[Tile]:
         """What a rank no longer has after this: the sum that a reduce-scatter took, or what it did not return."""
         only = self.kind in ("return", "gradient") or self.name == "reduce_scatter"
         names = {place[0] for place in self.holds} if only else set()
@@ -47,50 +47,50 @@ class Action:
 
 
 @dataclass
-class Step:
-    """What ranks did at the same time: actions of one kind and name, by rank."""
+class Moment:
+    """What ranks did at the same time: acts of one kind and name, by rank."""
 
     kind: str
     name: str
-    actions: dict[int, Action]
+    acts: dict[int, Act]
 
 
 @dataclass
 class Play:
-    """A run: its matrices and their shapes, what each rank has at the start, its steps, bytes of a number."""
+    """A run: its matrices and their shapes, what each rank has at the start, its moments, bytes of a number."""
 
     world_size: int
     matrices: dict[str, Matrix]
     shapes: dict[str, tuple[int, int]]
-    start: list[State]
-    steps: list[Step]
+    start: list[Tiles]
+    moments: list[Moment]
     bias: bool
     num_bytes: int = 8
     source: str = "recorded"
 
-    def states(self) -> Iterator[list[State]]:
-        """What each rank holds before the first step and after each."""
+    def states(self) -> Iterator[list[Tiles]]:
+        """What each rank holds before the first moment and after each."""
         held = [dict(state) for state in self.start]
         yield [dict(state) for state in held]
-        for step in self.steps:
-            for rank, action in step.actions.items():
-                for place in action.replaced(held[rank]):
+        for moment in self.moments:
+            for rank, act in moment.acts.items():
+                for place in act.replaced(held[rank]):
                     del held[rank][place]
-                held[rank].update(action.holds)
+                held[rank].update(act.holds)
             yield [dict(state) for state in held]
 
-    def bytes_of(self, tiles: Iterable[Place]) -> int:
+    def bytes_of(self, tiles: Iterable[Tile]) -> int:
         """The bytes of these blocks."""
         sizes = [self.shapes[name] for name, _, _ in tiles]
         return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
 
 
 def read_play(trace: Trace) -> Play:
-    """The steps of a product or MLP that was followed; raises ValueError for a trace without one."""
+    """The moments of a product or MLP that was followed; raises ValueError for a trace without one."""
     if trace.world_size > MOST_RANKS or trace.clock == "logical":
         raise ValueError("a sharded product is shown from the trace that was recorded, on 2 to 4 ranks: "
                          "sharded_product(launch(trace_product, 2, fn, record=True).trace)")
-    readers = [_Reader(trace, rank) for rank in range(trace.world_size)]
+    readers = [_Program(trace, rank) for rank in range(trace.world_size)]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes.items()}
     if not all(reader.shapes for reader in readers):
         raise ValueError("this trace follows no matrix product: launch trace_product or trace_mlp with your function, "
@@ -100,26 +100,26 @@ def read_play(trace: Trace) -> Play:
     shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
     whole = {name: (sizes[matrix.dims[0]], sizes[matrix.dims[1]]) for name, matrix in shown.items()}
     return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
-                list(_aligned([reader.actions for reader in readers])), "bias" in shapes,
+                list(_aligned([reader.acts for reader in readers])), "bias" in shapes,
                 next(reader.num_bytes for reader in readers), trace.source)
 
 
-class _Reader:
-    """One rank's events, in the order of its program, as actions."""
+class _Program:
+    """One rank's events, in the order of its program, as acts."""
 
     def __init__(self, trace: Trace, rank: int):
         self._num_parts = trace.world_size
         self.shapes: dict[str, tuple[int, int]] = {}
-        self.start: State = {}
-        self.actions: list[Action] = []
+        self.start: Tiles = {}
+        self.acts: list[Act] = []
         self.num_bytes = 8
         self._given = {m.name for m in (*PRODUCT, *MLP) if not m.recipe}
-        self._of_loss: State = {}
+        self._of_loss: Tiles = {}
         for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
             {"hold": self._hold, "compute": self._compute, "collective": self._collective}.get(
                 event.kind, self._message)(event)
         self._begin_backward()
-        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
+        self.acts = [a for a in self.acts if a.holds or a.kind in ("collective", "multiply", "message")]
 
     def _compute(self, event: Event) -> None:
         op = BlockOp.parse(event.op or "")
@@ -128,21 +128,21 @@ class _Reader:
         elif op.kind == "sends":
             self._sends(op.blocks)
         elif op.kind in ("multiply", "apply"):
-            self.actions.append(Action(op.kind, op.name, list(op.blocks), {}, op.num_multiplications))
-        elif not self.actions or self.actions[-1].kind != op.kind:
-            self.actions.append(Action(op.kind, op.kind))
+            self.acts.append(Act(op.kind, op.name, list(op.blocks), {}, op.num_multiplications))
+        elif not self.acts or self.acts[-1].kind != op.kind:
+            self.acts.append(Act(op.kind, op.kind))
 
     def _collective(self, event: Event) -> None:
-        self.actions.append(Action("collective", "", event=event))
+        self.acts.append(Act("collective", "", event=event))
 
     def _message(self, event: Event) -> None:
-        """Consecutive messages are one action."""
-        if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
-            self.actions.append(Action("message", "message"))
-        self.actions[-1].sent_to += [event.peer] if event.kind == "send" and event.peer is not None else []
+        """Consecutive messages are one act."""
+        if not self.acts or self.acts[-1].kind != "message" or self.acts[-1].holds:
+            self.acts.append(Act("message", "message"))
+        self.acts[-1].sent_to += [event.peer] if event.kind == "send" and event.peer is not None else []
 
     def _sends(self, blocks: Iterable[Block]) -> None:
-        last = self.actions[-1] if self.actions else None
+        last = self.acts[-1] if self.acts else None
         if last is None or last.kind not in ("collective", "message"):
             raise ValueError("this run's collectives were not recorded: launch it with record=True")
         last.blocks += [block for block in blocks if block not in last.blocks]
@@ -153,7 +153,7 @@ class _Reader:
         self.shapes[block.matrix] = block.shape
         self.num_bytes = round((event.num_bytes or 0) / (block.size[0] * block.size[1]))
         place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
-        last = self.actions[-1] if self.actions else None
+        last = self.acts[-1] if self.acts else None
         given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
         if given:
             (self._of_loss if block.matrix == "dY" else self.start)[place] = event.contributions
@@ -162,30 +162,30 @@ class _Reader:
 
     def _begin_backward(self) -> None:
         if self._of_loss:
-            after = [action.kind for action in self.actions].index("return") + 1
-            self.actions.insert(after, Action("backward", "backward", holds=self._of_loss))
+            after = [act.kind for act in self.acts].index("return") + 1
+            self.acts.insert(after, Act("backward", "backward", holds=self._of_loss))
 
 
-def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
-    """The ranks' actions side by side: first what ranks do alone, then collectives, then what they end with."""
+def _aligned(programs: list[list[Act]]) -> Iterator[Moment]:
+    """The ranks' acts side by side: first what ranks do alone, then collectives, then what they end with."""
     at = [0] * len(programs)
     while any(at[rank] < len(program) for rank, program in enumerate(programs)):
         ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
-        alone = {rank: action for rank, action in ready.items() if action.kind in ALONE}
-        together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
-                    all(peer in ready and ready[peer].kind == "collective" for peer in action.group)}
+        alone = {rank: act for rank, act in ready.items() if act.kind in ALONE}
+        together = {rank: act for rank, act in ready.items() if act.kind == "collective" and
+                    all(peer in ready and ready[peer].kind == "collective" for peer in act.group)}
         able = alone or together or ready
         first = next(iter(able.values()))
-        now = {rank: action for rank, action in able.items() if _key(action) == _key(first)}
+        now = {rank: act for rank, act in able.items() if _key(act) == _key(first)}
         for rank in now:
             at[rank] += 1
-        yield Step(first.kind, first.name, now)
+        yield Moment(first.kind, first.name, now)
 
 
-def _key(action: Action) -> tuple[Any, ...]:
-    if action.kind == "collective":
-        return action.kind, action.group
-    return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
+def _key(act: Act) -> tuple[Any, ...]:
+    if act.kind == "collective":
+        return act.kind, act.group
+    return act.kind, act.name, tuple(sorted(block.matrix for block in act.blocks))
 
 
 class Drawing:
@@ -211,43 +211,43 @@ class Drawing:
                 "line": int(name != base), "grid": grid, "lanes": lanes, "paint": paint,
                 **({"bias": 1} if self._play.bias and name == "Y" else {})}
 
-    def blocks(self, rank: int, state: State) -> list[list[Any]]:
+    def blocks(self, rank: int, state: Tiles) -> list[list[Any]]:
         """The blocks of a state as the drawing cuts them."""
         found = {self._coarse(place): self._shown(place, contents) for place, contents in state.items()}
         return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
 
-    def gone(self, rank: int, places: Iterable[Place]) -> list[list[Any]]:
+    def gone(self, rank: int, places: Iterable[Tile]) -> list[list[Any]]:
         """The blocks that a rank no longer has."""
         return [[rank, *at] for at in dict.fromkeys(map(self._coarse, places))]
 
-    def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
+    def moves(self, moment: Moment, before: list[Tiles]) -> list[list[Any]]:
         """Which of each rank's blocks go to which other rank: those that it sent and that the other has afterwards."""
-        if step.kind not in ("collective", "message"):
+        if moment.kind not in ("collective", "message"):
             return []
         found: dict[tuple[int, int, int], list[int]] = {}
-        for src, sender in step.actions.items():
+        for src, sender in moment.acts.items():
             names = {block.matrix for block in sender.blocks}
             held = {place for place in before[src] if place[0] in names}
-            for dst, action in step.actions.items():
-                given = held & action.holds.keys() if step.kind == "collective" else held
-                for place in sorted(given) if dst in (sender.sent_to or step.actions) and dst != src else ():
+            for dst, act in moment.acts.items():
+                given = held & act.holds.keys() if moment.kind == "collective" else held
+                for place in sorted(given) if dst in (sender.sent_to or moment.acts) and dst != src else ():
                     matrix, number = self._coarse(place)
                     numbers = found.setdefault((matrix, src, dst), [])
                     numbers.extend([number] if number not in numbers else [])
         return [[*key, numbers] for key, numbers in found.items()]
 
-    def busy(self, step: Step) -> list[int]:
-        """The matrices that a step works on."""
-        names = {block.matrix for action in step.actions.values() for block in action.blocks}
-        names |= {place[0] for action in step.actions.values() for place in action.holds}
+    def busy(self, moment: Moment) -> list[int]:
+        """The matrices that a moment works on."""
+        names = {block.matrix for act in moment.acts.values() for block in act.blocks}
+        names |= {place[0] for act in moment.acts.values() for place in act.holds}
         return sorted(self._names.index(name) for name in names)
 
-    def _coarse(self, place: Place) -> tuple[int, int]:
+    def _coarse(self, place: Tile) -> tuple[int, int]:
         name, row, column = place
         down, across = self.matrices[self._names.index(name)]["grid"]
         return self._names.index(name), (row if down > 1 else 0) * across + (column if across > 1 else 0)
 
-    def _shown(self, place: Place, contents: Contents) -> list[float] | None:
+    def _shown(self, place: Tile, contents: Contents) -> list[float] | None:
         matrix = self.matrices[self._names.index(place[0])]
         if contents is None:
             return None

@@ -85,16 +85,12 @@ class PipelineExplorer(Explorer):
 CAPS = tuple(2.0**power for power in range(14, 22))
 
 
-def bucket_explorer(gradient_bytes: Sequence[float], cap_bytes: float = 2.0**18, num_ranks: int = 2,
-                    link: Link | None = None, *, backward_s_per_byte: float = 2e-9,
-                    title: str = "How large should buckets be?") -> BucketExplorer | Live:
+def bucket_explorer(gradient_bytes: Sequence[float]) -> BucketExplorer | Live:
     """A backward pass whose gradients, in this order, leave in buckets of a size that the reader chooses.
 
-    The arguments are what it opens with: `cap_bytes` is a power of two from 16 KiB to 2 MiB, `link` by default 100 us
-    and 1 GB/s. Raises ValueError for what can't be chosen.
+    It opens with buckets of 256 KiB on two ranks, and links of 100 us and 1 GB/s; a byte takes 2 ns in backward.
     """
-    return show(BucketExplorer(gradient_bytes, cap_bytes, num_ranks, link or Link(100e-6, 1e9), backward_s_per_byte,
-                               title))
+    return show(BucketExplorer(gradient_bytes, 2.0**18, 2, Link(100e-6, 1e9), 2e-9))
 
 
 class BucketExplorer(Explorer):
@@ -103,8 +99,8 @@ class BucketExplorer(Explorer):
     widget = "bucket_explorer"
 
     def __init__(self, gradient_bytes: Sequence[float], cap_bytes: float, num_ranks: int, link: Link,
-                 backward_s_per_byte: float, title: str):
-        super().__init__(title, (
+                 backward_s_per_byte: float):
+        super().__init__("How large should buckets be?", (
             Dial("cap", "bucket", CAPS, cap_bytes, "KiB"), Dial("ranks", "ranks", tuple(range(2, 65)), num_ranks),
             Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s"),
             Dial("latency_s", "latency", decades(-7, -2), link.latency_s, "s")))
@@ -137,16 +133,15 @@ class BucketExplorer(Explorer):
 NUM_UNITS = 8  # as many as fit into a picture's width
 
 
-def sharding_explorer(num_parameters: float = 1.6e9, num_ranks: int = 8, zero_stage: int = 3,
-                      link: Link | None = None, *, num_tokens: int = 4096, flops_per_s: float = 150e12,
-                      title: str = "What does sharding cost, and what does it save?") -> ShardingExplorer | Live:
+def sharding_explorer(num_parameters: float = 1.6e9, num_ranks: int = 8, link: Link | None = None, *,
+                      num_tokens: int = 4096, flops_per_s: float = 150e12) -> ShardingExplorer | Live:
     """Time and memory of a step of a model in eight equal units: the reader chooses stage, ranks, links, prefetching.
 
     The arguments are what it opens with, `link` by default 10 us and 25 GB/s, mixed precision with Adam. A forward
     takes 2 operations for each parameter and token of a rank. Raises ValueError for what can't be chosen.
     """
     forward_s = 2 * num_parameters / NUM_UNITS * num_tokens / flops_per_s
-    return show(ShardingExplorer(num_parameters, num_ranks, zero_stage, link or Link(10e-6, 25e9), forward_s, title))
+    return show(ShardingExplorer(num_parameters, num_ranks, link or Link(10e-6, 25e9), forward_s))
 
 
 class ShardingExplorer(Explorer):
@@ -154,10 +149,9 @@ class ShardingExplorer(Explorer):
 
     widget = "sharding_explorer"
 
-    def __init__(self, num_parameters: float, num_ranks: int, zero_stage: int, link: Link, forward_s: float,
-                 title: str):
-        super().__init__(title, (
-            Dial("stage", "ZeRO stage", (0, 1, 2, 3), zero_stage, "word"),
+    def __init__(self, num_parameters: float, num_ranks: int, link: Link, forward_s: float):
+        super().__init__("What does sharding cost, and what does it save?", (
+            Dial("stage", "ZeRO stage", (0, 1, 2, 3), 3, "word"),
             Dial("prefetch", "prefetch", ("on", "off"), "on", "word"),
             Dial("ranks", "ranks", tuple(range(2, 65)), num_ranks),
             Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s"),

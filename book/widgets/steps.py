@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.replay.jobs import Job, read_job
 from book.trace import Trace
-from book.widgets.page import Data, Page, arranged, check_choice, each_once, heading, mapping, names_of, table
+from book.widgets.page import Data, Recorded, arranged, each_once, heading, names_of, table
 from book.widgets.show import show
 from book.widgets.terms import in_seconds, percent
 from book.widgets.timeline import TICKS, source_of
@@ -40,9 +40,7 @@ def step_timeline(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     (book.replay.StepReplay) or measured ones. `labels` name the choices and `select` is the key to open with. Raises
     TypeError for anything but traces, ValueError for a trace without phases or with more than 8 ranks.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(StepTimeline(traces, title, labels, select))
+    return show(StepTimeline(runs, title, labels, select))
 
 
 def run_payload(trace: Trace, source: str, names: list[str]) -> Data:
@@ -94,25 +92,18 @@ def figures(job: Job) -> list[tuple[str, str]]:
 TITLE = "Training steps, rank by rank"
 
 
-class StepTimeline(Page):
+class StepTimeline(Recorded):
     """What a step timeline shows: runs by key."""
 
-    widget = "steps"
+    widget, maker, takes = "steps", "step_timeline", "a Trace (run.trace)"
 
-    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
-                 select: Any = None):
-        for trace in traces.values():
-            if not isinstance(trace, Trace):
-                raise TypeError("step_timeline() takes a Trace (run.trace), or a mapping of them, not "
-                                f"{type(trace).__name__}")
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
+        for trace in self.traces.values():
             if trace.world_size > MOST_RANKS:
                 raise ValueError(f"a step timeline has room for {MOST_RANKS} ranks, not {trace.world_size}")
-        self.traces, self.title, self._labels, self._select = dict(traces), title or TITLE, labels, select
+        self.title = title or TITLE
         self._payload = {live: self._drawn(live) for live in (False, True)}
-
-    def with_trace(self, what: Any) -> StepTimeline:
-        """The same timeline of another trace."""
-        return StepTimeline({"": what}, self.title)
 
     def data(self, live: bool) -> Data:
         """The timeline's data; in a live notebook with the backend's name."""

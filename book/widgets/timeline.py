@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.replay import Overlap, followed, overlap
 from book.trace import Event, Trace
-from book.widgets.page import Data, Page, arranged, check_choice, heading, mapping, names_of, table
+from book.widgets.page import Data, Recorded, arranged, heading, names_of, table
 from book.widgets.show import show
 from book.widgets.terms import in_seconds, origin
 
@@ -39,9 +39,7 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
     `select` is the key to open with. Raises TypeError for anything but traces, ValueError for a trace without a
     followed backward pass, without times or with more than 8 ranks, and for a recorded trace without a replay.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(BucketTimeline(traces, replay, title, labels, select))
+    return show(BucketTimeline(runs, replay, title, labels, select))
 
 
 TICKS = 100_000
@@ -197,15 +195,15 @@ MOST_ROWS, MOST_NAMES = 24, 12  # longer tables are for data, not for reading
 TITLE = "One backward pass, bucket by bucket"
 
 
-class BucketTimeline(Page):
+class BucketTimeline(Recorded):
     """What a bucket timeline shows: recorded runs by key and the replay that gives their events modelled times."""
 
-    widget = "timeline"
+    widget, maker = "timeline", "bucket_timeline"
 
-    def __init__(self, traces: Mapping[Any, Trace], replay: Callable[[Trace], Trace] | None, title: str | None = None,
+    def __init__(self, runs: Any, replay: Callable[[Trace], Trace] | None, title: str | None = None,
                  labels: Sequence[str] | None = None, select: Any = None):
-        self.traces, self._replay = dict(traces), replay
-        self.title, self._labels, self._select = title or TITLE, labels, select
+        super().__init__(runs, title, labels, select)
+        self._replay, self.title = replay, title or TITLE
         self._modelled = {key: self._replayed(trace) for key, trace in self.traces.items()}
         self._data = self._payload(self._modelled, live=False)
 
@@ -246,10 +244,7 @@ class BucketTimeline(Page):
         head = ["bucket", "its gradients, in the order they are ready", "full", "all-reduce"]
         return f"<p>Buckets{of}, as rank 0 sees them:</p>{table(rows, head)}"
 
-    def _replayed(self, trace: Any) -> Trace:
-        if not isinstance(trace, Trace):
-            raise TypeError("bucket_timeline() takes a recorded Trace (run.trace), or a mapping of them, not "
-                            f"{type(trace).__name__}")
+    def _replayed(self, trace: Trace) -> Trace:
         if trace.clock == "modelled":
             return trace
         if self._replay is None:

@@ -21,19 +21,17 @@ if TYPE_CHECKING:
 
 ALGORITHMS = {"root": "parameter_server_all_reduce", "tree": "tree_all_reduce", "ring": "ring_all_reduce",
               "halving–doubling": "halving_doubling_all_reduce"}
-MOST_RANKS = 64
+MOST_RANKS, NUM_BYTES, LINK = 64, 400e6, Link(10e-6, 12.5e9)
 TOLD_BYTES = (1e3, 1e5, 1e7)  # what the table for readers without JavaScript has beside the chosen size
 
 
-def race_explorer(num_ranks: int = 4, num_bytes: float = 400e6, link: Link | None = None, *,
-                  title: str = "Which all-reduce is fastest?") -> RaceExplorer | Live:
+def race_explorer(num_ranks: int = 4, num_bytes: float = NUM_BYTES, link: Link = LINK) -> RaceExplorer | Live:
     """Root, tree, ring and halving-doubling on a clock and against size: the reader chooses ranks, size and links.
 
-    The arguments are what it opens with, `link` by default 10 us and 12.5 GB/s. One link and one rank can be made slow.
-    Raises ValueError unless there are 2 to 64 ranks, and for sizes and links outside of 1 kB to 10 GB, 100 ns to 10 ms
-    and 10 MB/s to 1 TB/s.
+    The arguments are what it opens with. One link and one rank can be made slow. Raises ValueError unless there are 2
+    to 64 ranks, and for sizes and links outside of 1 kB to 10 GB, 100 ns to 10 ms and 10 MB/s to 1 TB/s.
     """
-    return show(RaceExplorer(num_ranks, num_bytes, link or Link(10e-6, 12.5e9), title))
+    return show(RaceExplorer(num_ranks, num_bytes, link))
 
 
 class RaceExplorer(Explorer):
@@ -41,7 +39,7 @@ class RaceExplorer(Explorer):
 
     widget = "race_explorer"
 
-    def __init__(self, num_ranks: int, num_bytes: float, link: Link, title: str):
+    def __init__(self, num_ranks: int, num_bytes: float, link: Link):
         dials = (
             Dial("ranks", "ranks", tuple(range(2, MOST_RANKS + 1)), num_ranks),
             Dial("num_bytes", "buffer", decades(3, 10), num_bytes, "B"),
@@ -49,7 +47,7 @@ class RaceExplorer(Explorer):
             Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s"),
             Dial("slow_link", "link 0–1 slower", (1, 1.5, 2, 3, 4, 5, 8, 10, 20, 50, 100), 1, "x"),
             Dial("slow_rank", "rank 1 slower", (1, 1.25, 1.5, 2, 3, 4, 5, 8, 10), 1, "x"))
-        super().__init__(title, dials)
+        super().__init__("Which all-reduce is fastest?", dials)
         self.num_ranks, self.num_bytes, self.link = num_ranks, num_bytes, link
 
     def data(self, live: bool) -> dict[str, Any]:
@@ -77,14 +75,12 @@ class RaceExplorer(Explorer):
 
 
 # parameter servers
-def server_explorer(num_ranks: int = 4, num_servers: int = 1, num_bytes: float = 400e6, link: Link | None = None, *,
-                    title: str = "How many servers does it take?") -> ServerExplorer | Live:
+def server_explorer(num_ranks: int = 4, num_servers: int = 1) -> ServerExplorer | Live:
     """A round with one parameter server or several on the machines that work, beside a ring; the reader chooses.
 
-    The arguments are what it opens with, `link` by default 10 us and 12.5 GB/s. Raises ValueError unless there are 2 to
-    16 machines, and for what `race_explorer` refuses.
+    The arguments are what it opens with. Raises ValueError unless there are 2 to 16 machines and 1 to 16 servers.
     """
-    return show(ServerExplorer(num_ranks, num_servers, num_bytes, link or Link(10e-6, 12.5e9), title))
+    return show(ServerExplorer(num_ranks, num_servers))
 
 
 def servers(num_servers: int, world_size: int) -> Schedule:
@@ -103,21 +99,21 @@ class ServerExplorer(Explorer):
 
     widget = "server_explorer"
 
-    def __init__(self, num_ranks: int, num_servers: int, num_bytes: float, link: Link, title: str):
-        super().__init__(title, (
+    def __init__(self, num_ranks: int, num_servers: int):
+        super().__init__("How many servers does it take?", (
             Dial("servers", "servers", tuple(range(1, 17)), num_servers),
             Dial("ranks", "machines", tuple(range(2, 17)), num_ranks),
-            Dial("num_bytes", "gradients", decades(3, 10), num_bytes, "B"),
-            Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s")))
-        self.num_ranks, self.num_bytes, self.link = num_ranks, num_bytes, link
+            Dial("num_bytes", "gradients", decades(3, 10), NUM_BYTES, "B"),
+            Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), LINK.bandwidth_bytes_per_s, "B/s")))
+        self.num_ranks = num_ranks
 
     def data(self, live: bool) -> dict[str, Any]:
         """The dials, and the links' latency."""
-        return {**super().data(live), "latency_s": self.link.latency_s}
+        return {**super().data(live), "latency_s": LINK.latency_s}
 
     def text(self) -> str:
         """One line that says what is shown."""
-        return f"{self.title} {in_bytes(self.num_bytes)} on {counted(self.num_ranks, 'machine')}"
+        return f"{self.title} {in_bytes(NUM_BYTES)} on {counted(self.num_ranks, 'machine')}"
 
     def words(self) -> str:
         """A round's time and the busiest link's bytes, by the number of servers."""
@@ -126,7 +122,7 @@ class ServerExplorer(Explorer):
         runs["ring"] = ring_all_reduce(self.num_ranks)
         rows = []
         for name, schedule in runs.items():
-            trace = simulate(schedule, self.num_bytes, self.link, contributions=False)
+            trace = simulate(schedule, NUM_BYTES, LINK, contributions=False)
             rows.append((name, in_seconds(trace.duration_s or 0.0), in_bytes(float(trace.sent_bytes().max()))))
         return heading(self.title, "simulated") + table(rows, ("", "a round", "sent by the busiest"))
 
@@ -136,14 +132,14 @@ AXES = ("pp", "dp", "tp")
 MODEL = {"layers": 80, "width": 8192, "tokens": 4096, "batches": 16}  # 16-bit numbers, a sequence in a micro-batch
 
 
-def axes_explorer(pp: int = 4, dp: int = 8, tp: int = 8, ranks_per_node: int = 8, order: str = "pp dp tp", *,
+def axes_explorer(pp: int = 4, dp: int = 8, tp: int = 8, ranks_per_node: int = 8, *,
                   title: str = "Which axes cross the network?") -> AxesExplorer | Live:
     """Bytes across nodes of a large transformer's step, by the order of the axes, which the reader chooses.
 
-    The arguments are what it opens with; `order` names the axes from the outermost to the innermost. The model is that
-    of chapter 7, `MODEL`. Raises ValueError for sizes that are no powers of two up to 16 (pp, tp) or 32 (dp).
+    The arguments are what it opens with, pp outermost. The model is that of chapter 7, `MODEL`. Raises ValueError for
+    sizes that are no powers of two up to 16 (pp, tp) or 32 (dp).
     """
-    return show(AxesExplorer({"pp": pp, "dp": dp, "tp": tp}, ranks_per_node, order, title))
+    return show(AxesExplorer({"pp": pp, "dp": dp, "tp": tp}, ranks_per_node, title))
 
 
 def sent_along(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -178,10 +174,10 @@ class AxesExplorer(Explorer):
 
     widget = "axes_explorer"
 
-    def __init__(self, sizes: Mapping[str, int], ranks_per_node: int, order: str, title: str):
+    def __init__(self, sizes: Mapping[str, int], ranks_per_node: int, title: str):
         powers = (1, 2, 4, 8, 16, 32)
         super().__init__(title, (
-            Dial("order", "outermost first", tuple(map(" ".join, permutations(AXES))), order, "word"),
+            Dial("order", "outermost first", tuple(map(" ".join, permutations(AXES))), " ".join(AXES), "word"),
             Dial("per_node", "ranks a node", powers[:5], ranks_per_node), Dial("pp", "pp", powers[:5], sizes["pp"]),
             Dial("dp", "dp", powers, sizes["dp"]), Dial("tp", "tp", powers[:5], sizes["tp"])))
         self.sizes, self.ranks_per_node = dict(sizes), ranks_per_node
