@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from book.grading.lab import checks, code_cells, marks, needed
-from book.grading.ranks import Ranks
+from book.grading.ranks import WireRanks
 from book.grading.wired import WIRED, received_once, ring, rows_sent, verdict
 from book.wire.broker import Broker, WireError, WireRun
 from book.wire.frames import ANY, DONE, RECV, RESULT, SEND, Frame, Unpacker, packed, receive
@@ -106,9 +106,9 @@ def leaves(buffer):
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks() -> Iterator[WireRanks]:
     """Ranks that serve every test, and remember nothing of the previous one."""
-    with Ranks(sandboxed=False) as ranks:
+    with WireRanks(sandboxed=False) as ranks:
         yield ranks
 
 
@@ -116,7 +116,7 @@ HEAD, BODY = PROGRAM.split("\n\n\n", 1)  # another head needs new ranks, which i
 
 
 @pytest.fixture
-def broker(ranks: Ranks) -> Iterator[Broker]:
+def broker(ranks: WireRanks) -> Iterator[Broker]:
     """Three ranks that have run PROGRAM, with its imports as the head."""
     broker = Broker(ranks.connect(3, [HEAD], []))
     broker.start([BODY], timeout_s=120)
@@ -160,7 +160,7 @@ def product(buffer):
 
 
 @pytest.mark.slow
-def test_cells_run_as_in_ipython_and_a_failing_one_changes_nothing(ranks: Ranks) -> None:
+def test_cells_run_as_in_ipython_and_a_failing_one_changes_nothing(ranks: WireRanks) -> None:
     broker = Broker(ranks.connect(3, [HEAD], []))
     broker.start(["kept = 1", *OTHER_CELLS, USES_THEM], timeout_s=120)
     inputs, results, _ = ask(broker, "product(buffer)")
@@ -192,7 +192,7 @@ def test_failures_are_reported(broker: Broker, call: str, said: str) -> None:
         ask(broker, call)
 
 
-def run_on(ranks: Ranks, head: list[str], *sources: str, num_ranks: int = 2) -> set[int]:
+def run_on(ranks: WireRanks, head: list[str], *sources: str, num_ranks: int = 2) -> set[int]:
     """Runs sources on ranks and returns the ids of the processes that these ranks were forked from."""
     connections = ranks.connect(num_ranks, head, [])
     Broker(connections).start(sources, timeout_s=120)
@@ -202,7 +202,7 @@ def run_on(ranks: Ranks, head: list[str], *sources: str, num_ranks: int = 2) -> 
 
 
 @pytest.mark.slow
-def test_a_run_does_not_affect_the_next_one(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_affect_the_next_one(ranks: WireRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, patched modules, threads, processes: each run is forked from ranks that have run only the head."""
     head = ["import os, subprocess, threading, time, torch", "kept = 1"]
     before = {rank.process.pid for rank in ranks.ranks}
@@ -218,7 +218,7 @@ def test_a_run_does_not_affect_the_next_one(ranks: Ranks, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_failing_setup_is_reported_with_its_line(ranks: Ranks) -> None:
+def test_a_failing_setup_is_reported_with_its_line(ranks: WireRanks) -> None:
     with pytest.raises(WireError, match=r"rank . failed: ZeroDivisionError: .* \(line 2: half = 1 / 0\)"):
         run_on(ranks, ["import os\nhalf = 1 / 0"], "print(half)", num_ranks=1)
 
@@ -249,15 +249,15 @@ def wired_answers() -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def of_labs() -> Iterator[Mapping[str, Ranks]]:
+def of_labs() -> Iterator[Mapping[str, WireRanks]]:
     """Ranks for each lab: they stay as long as its setup does."""
     with ExitStack() as stack:
-        yield {name: stack.enter_context(Ranks(sandboxed=False)) for name in LABS}
+        yield {name: stack.enter_context(WireRanks(sandboxed=False)) for name in LABS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", list(wired_answers()))
-def test_a_right_answer_passes_over_the_wire(of_labs: Mapping[str, Ranks], answer: Answer) -> None:
+def test_a_right_answer_passes_over_the_wire(of_labs: Mapping[str, WireRanks], answer: Answer) -> None:
     lab = LABS[answer.lab]
     sources = {marks(cell)["id"]: [answer.source if marks(cell)["exercise"] == answer.exercise else cell.source]
                for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
@@ -282,7 +282,7 @@ PACKED = """def ring_all_reduce(buffer):
 
 
 @pytest.mark.slow
-def test_whole_buffers_as_few_messages_are_not_a_ring(of_labs: Mapping[str, Ranks]) -> None:
+def test_whole_buffers_as_few_messages_are_not_a_ring(of_labs: Mapping[str, WireRanks]) -> None:
     lab = LABS["03_ring_all_reduce"]
     sources = {marks(cell)["id"]: [cell.source] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
     right = [f"{sources['ring-all-reduce'][0]}\nright = ring_all_reduce"]
@@ -296,7 +296,7 @@ def test_whole_buffers_as_few_messages_are_not_a_ring(of_labs: Mapping[str, Rank
     pytest.param(name, exercise, marks=() if in_every_run(name, exercise) else pytest.mark.slow)
     for name, lab in LABS.items() for cell in code_cells(lab) if marks(cell).get("wire")
     for exercise in [marks(cell)["exercise"]]])
-def test_an_answer_that_does_nothing_is_refused(of_labs: Mapping[str, Ranks], name: str, exercise: int) -> None:
+def test_an_answer_that_does_nothing_is_refused(of_labs: Mapping[str, WireRanks], name: str, exercise: int) -> None:
     """The result is never already there at the start."""
     lab = LABS[name]
     stubs = {marks(cell)["id"]: ["def " + cell.source.split("def ")[1].split(":\n")[0] + ":\n    pass"]
