@@ -10,6 +10,7 @@ stopped, or hold the interpreter lock.
     command    `lockstep run`: torchrun on this machine, and the judge beside it
     attach     what runs in a rank before its script: the tap starts before the first init_process_group
     watch      the thread of a rank that reports, and what is noted of its calls
+    compared   calls, messages and starts that can't be right: noted, and the script goes on
     noted      note: calls and phases of a rank in a ring; what ranks have noted says who is late (`look.timelines`)
     phases     when a program reads data, runs forward and backward, steps its optimizer, and collects garbage
     told       Told: what a rank says of itself, and the folder where it says so
@@ -19,5 +20,6 @@ stopped, or hold the interpreter lock.
                are equal
 
 Nothing is imported before the script imports it, no signal handler is set, and nothing is left for the end of the
-process: all three change what a program does.
+process: all three change what a program does. Only a process that the script forks, such as a loader's worker, answers
+SIGUSR1: it tells where it is.
 """

@@ -37,7 +37,7 @@ def failure(members: Sequence[Member], hang: Hang, differed: bool) -> str:
     made = {member.rank: sum(last[member.rank].number for last in calls.values() if member.rank in last)
             for member in members}
     first = _first([member for member in members if member.failed], made)
-    also = [f"also: {finding}" for finding in _findings([member.told for member in members])]
+    also = [f"also: {finding}" for finding in findings(_notes([member.told for member in members]))]
     if differed and (first.died or first.is_victim):
         how = "died" if first.died else "lost the connection to a peer"
         return "\n".join([f"rank {first.rank} {how} after that", *also])
@@ -58,12 +58,12 @@ def _other(member: Member) -> Other:
     return Other(member.rank, member.told.failure, member.failed, member.told.ended and not member.failed)
 
 
-def _findings(ranks: Sequence[Told]) -> list[str]:
-    """What the audit finds in the notes of these ranks; those of another host are not known."""
+def _notes(ranks: Sequence[Told]) -> list[Notes | None]:
+    """The notes of these ranks for the audit, by rank; those of another host are not known."""
     notes: list[Notes | None] = [None] * max(said.world_size for said in ranks)
     for said in ranks:
         notes[said.rank] = said.notes
-    return findings(notes)
+    return notes
 
 
 def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
@@ -122,15 +122,15 @@ def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
         size = sum(size for _, size in each.values())
         lines.append(f"  group of {named(list(group.ranks))}: {made}; {_bytes(size)} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
-    notes = [said.notes for said in ranks] if everyone else []
-    found = _findings(ranks) if everyone else ()
-    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in found)])
+    notes = _notes(ranks) if everyone else []
+    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
 
 
 def _equal(notes: Sequence[Notes | None]) -> Iterator[str]:
     """The models whose copies are alike, as DDP leaves them."""
     for copies in copies_of(notes):
-        if all(copy.steps and copy.end is not None for copy in copies.values()) and not differing(copies):
+        is_known = all(copy.by == "DDP" and copy.steps and copy.end is not None for copy in copies.values())
+        if is_known and not differing(copies):
             model = f"model {copies[min(copies)].number} in DDP" if len(copies_of(notes)) > 1 else "the model in DDP"
             yield f"  {model} is the same on {named(sorted(copies))} after the last step"
 
