@@ -13,10 +13,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from book.checks.unwritten import STUB, names_made, names_read
 from book.grading import release
-from book.grading.lab import marks, read_lab
+from book.grading.lab import code_cells, marks, read_lab
 from tests.kernels import FOR_NBCLIENT
 from tests.website import ROOT
 
+MODULES = {path.stem for path in (ROOT / "book/checks").glob("*.py")}  # a call of theirs changes nothing there
 LABS = sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
 FASTEST = "14_frameworks"  # 4 s, others 13 to 20
 NEEDS_NO_ANSWER = ("play-simulated-", "measure-3")  # nbval runs these cells, which take the longest
@@ -106,6 +107,14 @@ def test_a_wrong_answer_gets_its_own_error_though_its_check_has_stopped_before(t
     ("with open(p) as file:\n    file.read()\ntry:\n    pass\nexcept E as e:\n    h()", ["open", "p", "E", "h"])])
 def test_the_names_that_a_cell_takes_from_others(cell: str, names: list[str]) -> None:
     assert names_read(cell) == names
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_no_check_lacks_what_it_makes_itself(name: str) -> None:
+    """Else a wrong answer would still be told that it is not written, once its check has stopped at the stub."""
+    for cell in code_cells(read_lab(ROOT / "labs" / f"{name}.ipynb")):
+        if marks(cell)["kind"] == "check" and not marks(cell).get("hidden"):
+            assert names_made(cell.source).isdisjoint({*names_read(cell.source)} - MODULES), marks(cell)["id"]
 
 
 def test_the_stub_is_the_one_that_students_get() -> None:

@@ -78,7 +78,8 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str, share: flo
     want = most if much and alone else None
     if got == want and type(got) is type(want):
         return want
-    require(got is None or type(got) is int, f"{case}: return a rank as an int, or None, not {got!r}")
+    require(got is None or (type(got) is int and 0 <= got < len(lost)), f"{case}: return a rank as an int from 0 to "
+            f"{len(lost) - 1}, or None, not {got!r}")
     refuse(got is None, f"{case}: the others wait for rank {want} alone for {lost[most] / wall_s:.0%} of the job, "
            f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. It has to be named")
     where = f"{case}: you name rank {got}"
@@ -154,6 +155,7 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
          "layer"),
         (per_gpu * (weights + attention) / 3, "this is forward alone. Backward costs twice as much: 2 FLOPs become 6 "
          "for each parameter, and 4 become 12 in attention"),
+        (2 / 3 * want, "forward and backward together are three times forward: backward alone is twice"),
         (per_gpu * (weights / 3 + attention), "each parameter costs 2 FLOPs in forward and 4 in backward"),
         (per_gpu * (weights + attention / 3), "attention is counted for forward alone: backward costs twice as much"),
         (per_gpu * 4 / 3 * (weights + attention), "this counts forward twice, as a step with full recomputation does "
@@ -178,13 +180,17 @@ def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequenc
     kind, rank, phase = got
     if kind != want[0]:
         _explain_kind(kind, rank, want, waits, case)
+    require(kind == "rank", f"{case}: it is {kind}: return None for the rank and None for the phase")
+    require(rank in range(len(waits)), f"{case}: there is no rank {rank!r} among 0 to {len(waits) - 1}. `lost` wants a "
+            "row for each collective, and `called` is by rank and then by step")
     require(rank == want[1], f"{case}: you blame rank {rank}, " + (
         f"which waits longest: it is a victim of rank {want[1]}" if waits[rank] == max(waits) else
         f"but the others wait for rank {want[1]}"))
     longest = max(timed[rank], key=timed[rank].__getitem__)
     raise CheckFailed(f"{case}: rank {rank} is late, but not in {phase}. " + (
         "That is its longest phase, as it is on every rank. " if phase == longest else "") +
-        "Compare each phase with the same phase of the other ranks, without the time that they wait in it")
+        "By how many seconds is each phase longer than the same phase of the other ranks, without the time that they "
+        "wait in it?")
 
 
 def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], waits: Sequence[float],
@@ -218,7 +224,7 @@ def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str)
     for batch in range(2, num_batches):
         require(at["load", batch] > at["trained", batch - 2],
                 f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
-                "the caller has not asked for. With a queue, the thread holds one beside those that are in the queue")
+                "the caller has not asked for. A list holds them all. With a queue, the thread holds one beside it")
     return len(events)
 
 

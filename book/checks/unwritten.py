@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 STUB = re.compile(r"NotImplementedError: exercise (\d+): write this function")  # as book.grading.release writes it
@@ -48,7 +49,9 @@ class Unwritten:
             self._show(exc_tuple, *arguments, **options)
             return
         self._told = error
-        self._missing |= dict.fromkeys(names_made(self._cell, self._line_of(error)), exercise)
+        made = names_made(self._cell, self._line_of(error))
+        modules = {name for name in made if isinstance(self.shell.user_ns.get(name), ModuleType)}  # no call changes one
+        self._missing |= dict.fromkeys(made - modules, exercise)
         self.shell._showtraceback(type(error), error, [
             f"Not written yet. This cell needs exercise {exercise}: write its function, then run this cell again."])
 
@@ -100,7 +103,7 @@ def names_made(cell: str, line: int = 1) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             made |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         else:
-            made |= {name for inner in ast.walk(node) for name in _filled(inner)}
+            made |= {name for inner in _without_targets(node) for name in _filled(inner)}
     return made
 
 
@@ -113,15 +116,25 @@ def _taken(statements: Iterable[ast.AST], made: set[str]) -> Iterator[str]:
     """The names that statements read and that are not `made` by then; adds what they make."""
     for node in statements:
         inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.excepthandler))]
-        names = [name for child in ast.iter_child_nodes(node) if child not in inner
-                 for name in ast.walk(child) if isinstance(name, ast.Name)]
-        yield from (name.id for name in names if isinstance(name.ctx, ast.Load) and name.id not in made)
+        outer = [part for child in ast.iter_child_nodes(node) if child not in inner for part in ast.walk(child)]
+        names = [name for name in outer if isinstance(name, ast.Name)]
+        there = {name.id for part in outer if isinstance(part, ast.comprehension) for name in ast.walk(part.target)
+                 if isinstance(name, ast.Name)}  # they live in their comprehension alone
+        yield from (name.id for name in names if isinstance(name.ctx, ast.Load) and name.id not in made | there)
         made |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             made.add(node.name)
             yield from _taken(inner, made | _parameters(node))
         else:
             yield from _taken(inner, made)
+
+
+def _without_targets(node: ast.AST) -> Iterator[ast.AST]:
+    """All parts of a statement but what its comprehensions assign to, which lives there alone."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.comprehension) and child is node.target):
+            yield from _without_targets(child)
 
 
 def _parameters(node: ast.AST) -> set[str]:
