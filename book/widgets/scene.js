@@ -353,7 +353,7 @@ const longest = (texts, n) => texts.sort((a, b) => plain(b).length - plain(a).le
  *   decode(raw, data)        a run, ready to draw: times (of its stops), and what the others need
  *   stage(view)              draws the run of the view into its field; returns what paints a moment
  *   tell(view, k)            the sentences of stop k;   captions(view): all that may be told
- *   figures(view)            the pairs of the row of figures now
+ *   figures(view)            the pairs of the row of figures now;   numFigures: how many, 5 if not said
  *   words(view, k)           what the slider says
  *   parts(run)               of the scrubber: [times, phases, options]
  *   rate(step)               stops, or ticks, a second
@@ -371,7 +371,7 @@ function mountScene(el, data, opts, kind) {
   const { root, caption, control } = view;
   let paint, said;
   kind.start?.(view);
-  const foot = kind.figures ? footer(root, 5) : () => {};
+  const foot = kind.figures ? footer(root, kind.numFigures ?? 5) : () => {};
   const which = kind.all ? () => 0 : choices(view.more, data, choose);
   kind.below?.(view);
   view.draw = draw;

@@ -9,7 +9,7 @@ const colour = which => `var(--b${which % COLOURS})`;
 
 function plan({ n, duration_s }, W, total_s) {
   const left = W >= 560 ? 84 : 58;
-  const [back, net, gap] = n > 4 ? [16, 5, 9] : [28, 8, 16];
+  const [back, net, gap] = n > 4 ? [16, 5, 9] : [25, 6, 9];
   const at = range(n, r => ({ y: 8 + r * (back + net + gap + 3), back, net }));
   const y = at.at(-1).y + back + net + 10;
   return { W, H: y + 20, left, y, perTick: ((W - left - 2) * duration_s) / total_s / TICKS, at };
@@ -64,6 +64,7 @@ const kind = {
   parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
   rate: step => max(TICKS / 12, (step || 0) / 0.7),
   resume: () => 0,
+  numFigures: 4,
   figures: shown,
   told: ({ run }) => ({ ranks: run.n }),
 };

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from book.widgets.live import Live
 
 TOGETHER = 0.03  # of a step: ranks that come closer to one another come at the same time
-HINT = ("Read the bars as a monitor would: how long does each phase take on each rank? Who keeps the others waiting? "
-        "Guess, then play.")
+HINT = "This is what a monitor shows. Who keeps the others waiting? Guess, then play."
 MOST_RANKS = 8
 
 
@@ -78,15 +77,13 @@ def _stops(job: Job, ticks: Any) -> Iterator[Data]:
 
 
 def figures(job: Job) -> list[tuple[str, str]]:
-    """Values and what they mean: a step, who is late, what the others lose by it, what messages take, and where."""
+    """Values and what they mean: a step, who is late and in which phase, what that costs, and what messages take."""
     wall_s, late, lost_s = job.wall_s, job.late_rank, job.lost_s
-    often = "comes last over and over"
-    who = [("nobody", often), (percent(sum(lost_s) / wall_s), "of the time all wait for a single rank")]
-    if late is not None:
-        who = [(f"rank {late}", often), (percent(lost_s[late] / wall_s), "of the time all wait for a single rank")]
-    return [(in_seconds(wall_s / job.num_steps), "a step"), *who,
-            (percent(job.moving_s / wall_s), "of the time messages travel, and all wait"),
-            ("–" if late is None else job.late_phase or "", "is where the late rank is slower")]
+    who = "nobody" if late is None else f"rank {late}, {job.late_phase}"
+    alone_s = sum(lost_s) if late is None else lost_s[late]
+    return [(in_seconds(wall_s / job.num_steps), "a step"), (who, "comes last over and over"),
+            (percent(alone_s / wall_s), "of the time all wait for a single rank"),
+            (percent(job.moving_s / wall_s), "of the time messages travel, and all wait")]
 
 
 TITLE = "Training steps, rank by rank"
