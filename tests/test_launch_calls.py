@@ -119,6 +119,7 @@ def sharded() -> None:
     fully_shard(model[0])
     train(fully_shard(model))
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)  # the copies of a shard are not made alike by fully_shard
     train(fully_shard(nn.Linear(6, 1), mesh=mesh))
     train(FullyShardedDataParallel(nn.Linear(6, 1), device_id=torch.device("cpu")))
 
