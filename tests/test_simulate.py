@@ -427,10 +427,10 @@ def mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def story(trace: Trace) -> list[Any]:
     """What the widget plays of a trace."""
     play = read_play(trace)
-    steps = [(step.kind, step.name, {rank: (action.kind, action.name, sorted(map(str, action.blocks)), action.holds,
-                                            action.num_multiplications) for rank, action in step.actions.items()})
-             for step in play.steps]
-    return [play.world_size, play.shapes, play.start, steps]
+    moments = [(moment.kind, moment.name, {rank: (act.kind, act.name, sorted(map(str, act.blocks)), act.holds,
+                                                  act.num_multiplications) for rank, act in moment.acts.items()})
+               for moment in play.moments]
+    return [play.world_size, play.shapes, play.start, moments]
 
 
 @pytest.mark.slow
