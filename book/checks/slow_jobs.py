@@ -8,6 +8,7 @@ import numpy as np
 
 from book.checks.formula import Formula
 from book.checks.verdict import CheckFailed, refuse, require, short
+from book.look.arrivals import FOCUS, SHARE
 from book.look.spans import common, length, union
 
 Arrivals = Sequence[Sequence[float]]  # of each collective when each rank came, in seconds
@@ -69,12 +70,11 @@ def _first_difference(got: Sequence[float], want: Sequence[float]) -> int:
     return next((place for place, (a, b) in enumerate(zip(got, want)) if not np.isclose(a, b, rtol=1e-6, atol=1e-9)), 0)
 
 
-def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str, share: float = 0.05,
-              focus: float = 0.7) -> int | None:
-    """`got` must be the rank that costs over `share` of `wall_s` and over `focus` of all that is lost, or None."""
+def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | None:
+    """`got` must be the rank that costs over SHARE of `wall_s` and over FOCUS of all that is lost, or None."""
     lost = _lost(arrivals, lambda row: row[-1] - row[-2])
     most = max(range(len(lost)), key=lost.__getitem__)
-    much, alone = lost[most] > share * wall_s, lost[most] > focus * sum(lost)
+    much, alone = lost[most] > SHARE * wall_s, lost[most] > FOCUS * sum(lost)
     want = most if much and alone else None
     if got == want and type(got) is type(want):
         return want
@@ -84,9 +84,9 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str, share: flo
            f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. It has to be named")
     where = f"{case}: you name rank {got}"
     refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
-           f"{lost[most] / wall_s:.1%} of the job alone. Under {share:.0%} it is not worth a search")
+           f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search")
     refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks: they "
-           f"are late in turn. To replace one would save little. Ask for over {focus:.0%}")
+           f"are late in turn. To replace one would save little. Ask for over {FOCUS:.0%}")
     waits = _waits(arrivals)
     refuse(waits[got] == max(waits), f"{where}, which waits longest of all. It is a victim: rank {want} comes last")
     often = [0] * len(lost)
