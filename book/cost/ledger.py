@@ -59,6 +59,8 @@ STORY = (
     Way(8, "128k tokens, ZeRO-3 on 16 GPUs", "llama3-8b", Layout(1, 16, 1, zero_stage=3), opens=True, num_tokens=LONG),
     Way(8, "128k tokens, each sequence over 16 GPUs", "llama3-8b", Layout(1, 1, 1, zero_stage=3, cp=16),
         num_tokens=LONG),
+    Way(10, "4 stages, 2 replicas, each sequence over 2, tensor parallel over 4", "llama3-70b",
+        Layout(4, 2, 4, zero_stage=1, sequence_parallel=1, cp=2)),
 )
 
 
