@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from book.columns import ColumnError, Columns, count, word
-from book.schedule.moves import ScheduleError, check_counts
+from book.schedule.moves import check_counts
+from book.schedule.phases import ScheduleError
 
 KINDS = ("F", "B", "I", "W")
 Work = tuple[int, int, str]  # stage, micro-batch, and "output", "gradient" (of its input) or "weights"

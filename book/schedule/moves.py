@@ -16,17 +16,8 @@ import numpy as np
 
 from book.columns import ABSENT, Columns, ColumnError
 from book.promise import PROMISES
-from book.schedule.phases import OPS, Move, Phases
+from book.schedule.phases import OPS, Move, Phases, ScheduleError
 from book.words import listed, plural
-
-
-class ScheduleError(ValueError):
-    """An invalid schedule: it names a rank or chunk that does not exist, or does not keep its promise.
-
-    `waits` says, of a pipeline's order that cannot run, what each rank that is stuck waits for.
-    """
-
-    waits: tuple[str, ...] = ()
 
 
 class Schedule:
@@ -139,6 +130,7 @@ class Schedule:
         Raises ScheduleError naming the rank, chunk and contributions that are missing or counted more than once, or
         that come from another chunk than they should.
         """
+        self._check_ranges()  # of Phases too, whose moves nobody has looked at
         self._check_conflicts()
         promise, size = PROMISES[self.promise], (self.world_size, self.num_chunks)
         goal, where = promise.goal(*size), promise.where(*size)

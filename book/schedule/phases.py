@@ -22,6 +22,15 @@ Numbers = int | np.ndarray
 Loops = Iterator[tuple[int, Numbers, Numbers, "Numbers | Span", str]]  # step, src, dst, chunk, op: of a message or many
 
 
+class ScheduleError(ValueError):
+    """An invalid schedule: it names a rank or chunk that does not exist, or does not keep its promise.
+
+    `waits` says, of a pipeline's order that cannot run, what each rank that is stuck waits for.
+    """
+
+    waits: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Move:
     """One chunk going from rank `src` to rank `dst` in one step; `op` is "reduce" (add) or "copy" (replace).
@@ -61,7 +70,10 @@ def every(num_ranks: int) -> Iterator[np.ndarray]:
 
 
 class Span(NamedTuple):
-    """Chunks that travel in one message: `length` of them, from `first` on, a number for each message."""
+    """Chunks that travel in one message: `length` of them, from `first` on, a number for each message.
+
+    It does not wrap around: `first + length` is at most the number of chunks.
+    """
 
     first: Numbers
     length: int
@@ -82,7 +94,12 @@ class Messages(NamedTuple):
         return moves_of(step, self.src[:, None], self.dst[:, None], chunks, self.op)
 
     def with_all(self, others: list[Messages]) -> Messages:
-        """These, and behind them others of the same step."""
+        """These, and behind them others of the same step; raises ScheduleError where those are of another kind."""
+        for other in others:
+            if (other.op, other.num_chunks) != (self.op, self.num_chunks):
+                raise ScheduleError("what a phase yields of one step has one op and one number of chunks, not "
+                                    f"{self.op!r} of {self.num_chunks} and {other.op!r} of {other.num_chunks}: "
+                                    "yield the second in a phase of its own")
         src, dst, first = (np.concatenate([getattr(one, name) for one in (self, *others)])
                            for name in ("src", "dst", "first"))
         return self._replace(src=src, dst=dst, first=first)
@@ -105,6 +122,7 @@ class Phase:
 
     What they yield is (step, src, dst, chunk, op); `op` is what a receiver does with the chunk. `src`, `dst` and
     `chunk` may be arrays, (M,), of as many messages, and `chunk` a `Span`, for messages of several chunks.
+    What is yielded of one step has one `op` and one number of chunks.
     """
 
     loops: Callable[..., Loops]

@@ -88,7 +88,7 @@ class Doing(NamedTuple):
 
     @property
     def rest(self) -> str:
-        """What comes after the verb: "in recv from rank 1"."""
+        """What comes after "waits", or after "waited 2 s": "in recv from rank 1"."""
         return self._verb_and_rest("its")[1]
 
     def words(self, num: int = 1) -> str:

@@ -1,12 +1,12 @@
-/* Lockstep's explorers: dials that the reader turns, a picture and a sentence that answer. What they show is simulated
-   in the page, by the twin. explorer.py says what the data mean.
+/* Lockstep's explorers: dials that the reader turns, a picture and a sentence that answer. What they show is simulated or
+   computed in the page, by the twin. explorer.py says what the data mean.
 
    What a kind of explorer provides:
      answer(chosen, data)             what the picture and the words are made of; chosen: the value of each dial, by key
      draw(field, W, answer, chosen, data)
      tell(answer, chosen)             the sentences below the picture
      figures(answer, chosen)          pairs for the row of figures
-     refine(chosen, dials)            changes values that do not go together, before all that
+     refine(at, dials)                changes places of dials, at[i] in dials[i].values, that do not go together
      told(answer)                     what the root's data attributes say, besides the chosen values
      beside(field, W, trace, chosen, data)   draws a reader's recording and the ideal; returns sentences about both
      source, numFigures               words at the top; how many pairs there are: 5 */

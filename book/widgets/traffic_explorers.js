@@ -279,4 +279,5 @@ const figuresOfAxes = ({ now, sent }) => AXES.map((axis, i) => {
 explorer("axes_explorer", {
   ...{ answer: ordered, draw: drawAxes, tell: tellAxes, figures: figuresOfAxes },
   told: ({ now }) => ({ total: now.total, across: now.across.join(" ") }),
+  source: "computed in this page",
 });
