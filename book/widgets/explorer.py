@@ -59,7 +59,7 @@ def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4
 
 
 class Explorer(Page):
-    """A page whose script answers what the reader chooses; the first answer is made here too, for pages without scripts.
+    """A page whose script answers what the reader chooses; its first answer is made here, for pages without scripts.
 
     Raises ValueError for a dial's value that a reader can't choose.
     """
