@@ -25,6 +25,7 @@ from book.execute import execute
 from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, Windows, load_text
 from book.parallel.data import BucketedDDP, broadcast_state
+from book.parallel.rarely import Rarely
 from book.record import follow_backward
 from book.record.buckets import OwnBuckets
 from tests.by_value import sent_by_value
@@ -37,8 +38,8 @@ def make_model():
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
-def batch(num_examples):
-    generator = torch.Generator().manual_seed(3)
+def batch(num_examples, seed=3):
+    generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_examples, 6, generator=generator), torch.randn(num_examples, 2, generator=generator)
 
 
@@ -485,3 +486,85 @@ def test_the_story_is_learned_in_a_hundred_steps() -> None:
         losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(characters.vocab_size), abs=0.2)
     assert sum(losses[-5:]) / 5 < 2.2
+
+
+# ranks that agree rarely
+
+def apart(every, lr, momentum, inner, num_steps):
+    """Train this rank's share of the batches; its weights in the end, and those that all agreed on last."""
+    device = rank_device()
+    dist.init_process_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)  # other weights on each rank: the first ones have to be rank 0's
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double().to(device)
+    rarely, optimizer = Rarely(module, every, lr, momentum), inner(module.parameters())
+    for step in range(num_steps):
+        x, y = (t.double().to(device) for t in batch(4 * world_size, seed=step))
+        optimizer.zero_grad()
+        F.mse_loss(module(x[rank::world_size]), y[rank::world_size]).backward()
+        optimizer.step()
+        rarely.after_step()
+    return [p.detach().cpu() for p in module.parameters()], [was.cpu() for was in rarely.agreed]
+
+
+def one_process(world_size, every, lr, momentum, inner, num_steps):
+    """The same as one process, which plays all ranks: the definition of DiLoCo, written out."""
+    torch.manual_seed(0)
+    agreed = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    workers = [copy.deepcopy(agreed) for _ in range(world_size)]
+    optimizers = [inner(worker.parameters()) for worker in workers]
+    speed = [torch.zeros_like(p) for p in agreed.parameters()]
+    for step in range(num_steps):
+        x, y = (t.double() for t in batch(4 * world_size, seed=step))
+        for rank, (worker, optimizer) in enumerate(zip(workers, optimizers)):
+            optimizer.zero_grad()
+            F.mse_loss(worker(x[rank::world_size]), y[rank::world_size]).backward()
+            optimizer.step()
+        if (step + 1) % every == 0:
+            for k, was in enumerate(agreed.parameters()):
+                travelled = torch.stack([was - [*worker.parameters()][k] for worker in workers]).mean(0).detach()
+                speed[k] = momentum * speed[k] + travelled
+                was.data -= lr * (travelled + momentum * speed[k])
+                for worker in workers:
+                    [*worker.parameters()][k].data.copy_(was)
+    return [[p.detach() for p in worker.parameters()] for worker in workers], [p.detach() for p in agreed.parameters()]
+
+
+ADAMW, SGD = partial(torch.optim.AdamW, lr=1e-2), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size, every, lr, momentum, inner", [
+    (2, 3, 0.7, 0.9, ADAMW), (3, 2, 1.0, 0.0, SGD), (4, 5, 0.5, 0.5, SGD), (3, 1, 0.7, 0.9, ADAMW)])
+def test_ranks_that_agree_rarely_do_what_the_definition_says(world_size, every, lr, momentum, inner):
+    run = launch(apart, world_size, every, lr, momentum, inner, 7, record=True)
+    expected, agreed = one_process(world_size, every, lr, momentum, inner, 7)
+    for rank, (weights, mine) in enumerate(run):
+        for got, want in zip([*weights, *mine], [*expected[rank], *agreed]):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    num_bytes = sum(p.nbytes for p in agreed)
+    sums = [event.num_bytes for event in run.trace.of_rank(0) if event.kind == "collective" and event.op == "all_reduce"]
+    assert sums == [num_bytes] * (7 // every)
+
+
+@pytest.mark.slow
+def test_agreeing_in_every_step_is_synchronous_training_if_the_inner_step_is_linear():
+    [(weights, _), *_] = launch(apart, 3, 1, 1.0, 0.0, SGD, 6)
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    optimizer = SGD(alone.parameters())
+    for step in range(6):
+        x, y = (t.double() for t in batch(12, seed=step))
+        optimizer.zero_grad()
+        F.mse_loss(alone(x), y).backward()
+        optimizer.step()
+    for got, want in zip(weights, alone.parameters()):
+        torch.testing.assert_close(got, want.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong, message", [
+    (dict(every=0), "every must be a whole number of steps, at least 1, not 0"), (dict(every=2, lr=0), "lr must be above 0"),
+    (dict(every=2.5), "not 2.5"), (dict(every=2, momentum=1), "below 1, not 1")])
+def test_rarely_refuses_what_makes_no_sense(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Rarely(nn.Linear(2, 2), **wrong)

@@ -1,0 +1,58 @@
+"""L2: training that talks rarely, as chapter 15 builds it: ranks train apart, and agree on weights every so many steps.
+
+Plain averaging is local SGD (stich2019). With an outer optimizer that takes what the ranks have travelled as a gradient
+it is DiLoCo (douillard2023).
+"""
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from book.parallel.checked import checked_by
+from book.parallel.data import broadcast_state
+
+
+def _check(every: int, lr: float, momentum: float) -> None:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be a whole number of steps, at least 1, not {every!r}")
+    if not lr > 0:
+        raise ValueError(f"lr must be above 0, not {lr!r}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and below 1, not {momentum!r}")
+
+
+class Rarely:
+    """Agree on a module's weights every so many steps; call `after_step()` after each step of the inner optimizer.
+
+    All ranks of the world begin with rank 0's parameters and buffers. With `lr` 1 and no momentum the weights are
+    averaged. `agreed` holds the weights that all ranks have agreed on last, a tensor for each parameter. Raises
+    ValueError for less than one step, an `lr` that is not above 0 and a `momentum` outside [0, 1).
+    """
+
+    @checked_by(_check)
+    def __init__(self, module: nn.Module, every: int, lr: float = 1.0, momentum: float = 0.0) -> None:
+        broadcast_state(module)
+        self.parameters, self.every, self.num_steps = [*module.parameters()], every, 0
+        self.agreed = [p.detach().clone() for p in self.parameters]
+        self.outer = torch.optim.SGD(self.agreed, lr=lr, momentum=momentum, nesterov=momentum > 0)
+
+    def after_step(self) -> bool:
+        """Count a step, and agree if it is time to; whether it was."""
+        self.num_steps += 1
+        if self.num_steps % self.every:
+            return False
+        self.agree()
+        return True
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Take the mean of what the ranks have travelled as a gradient, step on it, and go on from there."""
+        flat = torch.cat([(was - p).flatten() for was, p in zip(self.agreed, self.parameters)])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for was, piece in zip(self.agreed, flat.split([p.numel() for p in self.parameters])):
+            was.grad = piece.view_as(was)
+        self.outer.step()
+        for was, p in zip(self.agreed, self.parameters):
+            p.copy_(was)
