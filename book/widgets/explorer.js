@@ -1,5 +1,5 @@
-/* Lockstep's explorers: dials that the reader turns, a picture and a sentence that answer. What they show is simulated or
-   computed in the page, by the twin. explorer.py says what the data mean.
+/* Lockstep's explorers: dials that the reader turns, a picture and a sentence that answer. What they show is simulated
+   or computed in the page, by the twin. explorer.py says what the data mean.
 
    What a kind of explorer provides:
      answer(chosen, data)             what the picture and the words are made of; chosen: the value of each dial, by key
