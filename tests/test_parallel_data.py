@@ -543,7 +543,8 @@ def test_ranks_that_agree_rarely_do_what_the_definition_says(world_size, every, 
         for got, want in zip([*weights, *mine], [*expected[rank], *agreed]):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     num_bytes = sum(p.nbytes for p in agreed)
-    sums = [event.num_bytes for event in run.trace.of_rank(0) if event.kind == "collective" and event.op == "all_reduce"]
+    sums = [event.num_bytes for event in run.trace.of_rank(0)
+            if (event.kind, event.op) == ("collective", "all_reduce")]
     assert sums == [num_bytes] * (7 // every)
 
 
@@ -563,8 +564,8 @@ def test_agreeing_in_every_step_is_synchronous_training_if_the_inner_step_is_lin
 
 
 @pytest.mark.parametrize("wrong, message", [
-    (dict(every=0), "every must be a whole number of steps, at least 1, not 0"), (dict(every=2, lr=0), "lr must be above 0"),
-    (dict(every=2.5), "not 2.5"), (dict(every=2, momentum=1), "below 1, not 1")])
+    (dict(every=0), "every must be a whole number of steps, at least 1, not 0"), (dict(every=2.5), "not 2.5"),
+    (dict(every=2, lr=0), "lr must be above 0"), (dict(every=2, momentum=1), "below 1, not 1")])
 def test_rarely_refuses_what_makes_no_sense(wrong, message):
     with pytest.raises(ValueError, match=message):
         Rarely(nn.Linear(2, 2), **wrong)
