@@ -41,8 +41,9 @@ from book.cost.sizes import Experts, Latent
 from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, SHARDED_FROM, StateBytes, state_bytes
 from book.cost.step import Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
-from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes,
-                               num_passes, sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes)
+from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, context_parallel_sent_bytes, flows,
+                               hybrid_sent_bytes, num_passes, sent_bytes, sharded_sent_bytes,
+                               tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
 from book.cost.tuning import OPTIMIZERS, Tuning
 
@@ -50,10 +51,10 @@ __all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "M
            "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "Link",
            "Machine", "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes", "Told", "Transformer",
            "Tuning", "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s",
-           "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of", "estimate",
-           "estimates", "explain", "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes",
-           "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s", "layout_of", "machine_of",
-           "model_named", "num_passes", "parameter_server_all_reduce_s", "pipeline_bubble", "plan", "reduce_s",
-           "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes",
-           "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes",
-           "told", "tree_all_reduce_s", "usable_bytes"]
+           "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of",
+           "context_parallel_sent_bytes", "estimate", "estimates", "explain", "fit_ring_link", "flows", "gather_s",
+           "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s",
+           "layout_of", "machine_of", "model_named", "num_passes", "parameter_server_all_reduce_s", "pipeline_bubble",
+           "plan", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes",
+           "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes",
+           "tensor_parallel_sent_bytes", "told", "tree_all_reduce_s", "usable_bytes"]

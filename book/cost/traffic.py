@@ -61,6 +61,26 @@ def replicated_sent_bytes(num_replicas: Any, num_shards: Any, num_bytes: Any) ->
     return ring_sent_bytes(num_replicas, num_bytes / num_shards)
 
 
+def context_parallel_sent_bytes(method: str, num_ranks: int, query_bytes: float,
+                                key_bytes: float) -> tuple[float, float]:
+    """Bytes that each of N ranks sends in one layer's attention, forward and backward, where tokens are cut over ranks.
+
+    q is the bytes of a rank's queries (or outputs), k of its keys (or values). "ring": 2(N-1) k forward; backward
+    2(N-1) k for keys and values again, and 2N k for their gradients, which go home (liu2023). "gathered": 2(N-1) k each
+    way, by all-gather and reduce-scatter. "ulysses": all-to-alls of queries, keys, values and outputs, 2(N-1)/N (q + k)
+    each way (jacobs2023). One rank sends nothing. Raises ValueError for another method.
+    """
+    n = num_ranks
+    if method == "ring":
+        return 2 * (n - 1) * key_bytes, (4 * n - 2) * key_bytes if n > 1 else 0
+    if method == "gathered":
+        return 2 * (n - 1) * key_bytes, 2 * (n - 1) * key_bytes
+    if method == "ulysses":
+        each_way = 2 * BUS_FACTORS["all_to_all"](n) * (query_bytes + key_bytes)
+        return each_way, each_way
+    raise ValueError(f"attention can't be {method!r}: use 'ring', 'gathered' or 'ulysses'")
+
+
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
                       parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4) -> dict[str, float]:
     """Bytes that a rank of a mesh (pp, dp, tp) sends along each axis in a step of the book's GPT, with 1F1B or GPipe.

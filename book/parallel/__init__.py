@@ -11,6 +11,7 @@
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
     paced           PacedLinear: a layer that takes as long as it is told
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
+    context         context parallelism: ring_attention and its rivals, ContextParallel
     checked         argument checks, kept apart from the code that chapters show
 """
 from book.extras import needed_by

@@ -45,7 +45,7 @@ def axis_groups(mesh: Mesh) -> dict[str, dist.ProcessGroup]:
     return mine
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
     """Replace each gradient by its mean over the group, in one all-reduce; all must have the same dtype."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
