@@ -18,9 +18,9 @@ function plan({ n, rows }, W) {
   const wide = W >= 560;
   const [left, top] = [26, 34];
   const most = wide ? W * 0.45 : W - left - 4;
-  const cell = floor(min(wide ? 17 : 18, (most - left) / rows.length) * 2) / 2;
+  const cell = floor(min(wide ? 15 : 18, (most - left) / rows.length) * 2) / 2;
   const side = cell * rows.length;
-  const each = wide ? min(72, max(52, side / n)) : 52;
+  const each = wide ? min(66, max(50, side / n)) : 52;
   const x = wide ? left + side + 36 : 0;
   const y = r => (wide ? top + r * each : top + side + 22 + r * each);
   const chip = { x: x + (wide ? 74 : 70), w: wide ? 118 : 112, h: 22 };

@@ -183,7 +183,7 @@ def figures(trace: Trace, play: Play) -> list[list[str]]:
     most = max(sends, key=lambda events: sum(event.num_bytes or 0 for event in events))
     num_bytes = sum(event.num_bytes or 0 for event in most)
     return [[", ".join(map(str, play.totals)), "scores on the ranks"],
-            [str(play.in_turn), "is the most of each stop, added up: so long it takes"],
+            [str(play.in_turn), "is the most of each stop, added up"],
             [in_bytes(num_bytes, zeros=True), f"sent by each rank, in {counted(len(most), 'message')}"]]
 
 
