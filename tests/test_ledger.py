@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from book.cost import MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, pipeline_bubble, state_bytes
-from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, entry, story
+from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
@@ -22,24 +22,25 @@ from tests.website import ROOT
 
 def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -> None:
     for way in STORY:
-        line = entry(way.model, way.layout)
+        line = way.line
         assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes) == way.opens, way
     closing = [way.chapter for way in STORY if not way.opens]
-    assert closing == list(range(1, 8))
+    assert closing == list(range(1, 9))
 
 
 def test_a_line_is_the_planners_estimate() -> None:
     for way in STORY:
-        line, model = entry(way.model, way.layout), MODELS[way.model]
+        line, model = way.line, replace(MODELS[way.model], num_tokens=way.num_tokens)
+        sequences = SEQUENCES * 8192 // way.num_tokens
         cluster = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0])
-        told = estimate(model, cluster, way.layout, SEQUENCES, EACH[SOFTWARE[0]])
+        told = estimate(model, cluster, way.layout, sequences, EACH[SOFTWARE[0]])
         assert line.memory_bytes == pytest.approx(told.memory_bytes)
         sent = told.tp_bytes + told.cp_bytes + told.ep_bytes + told.pp_bytes + told.dp_bytes
         assert line.inside_bytes + line.crossing_bytes == pytest.approx(sent)
         computing_s = told.matmul_s + told.elementwise_s + told.launch_s + told.update_s
         assert line.exposed_s + line.idle_s == pytest.approx(told.step_s - computing_s)
         assert told.mfu == pytest.approx(
-            line.tokens_per_s * model.step_flops(SEQUENCES) / (SEQUENCES * model.num_tokens * cluster.flops_per_s))
+            line.tokens_per_s * model.step_flops(sequences) / (sequences * model.num_tokens * cluster.flops_per_s))
 
 
 @pytest.mark.parametrize("zero_stage", range(4))
@@ -90,12 +91,12 @@ def test_published_steps_are_near(model: str, layout: Layout, sequences: int, me
     assert entry(model, layout, sequences).tokens_per_s == pytest.approx(measured, rel=0.12)
 
 
-@pytest.mark.parametrize("chapter", [0, 8, 1.5])
+@pytest.mark.parametrize("chapter", [0, 9, 1.5])
 def test_a_chapter_without_a_line_is_refused(chapter: Any) -> None:
     if chapter == 1.5:
         assert len(story(chapter)) == 1
     else:
-        with pytest.raises(ValueError, match="the story has chapters 1 to 7, not"):
+        with pytest.raises(ValueError, match="the story has chapters 1 to 8, not"):
             ledger(chapter)
 
 
@@ -123,7 +124,7 @@ def days(line: Entry, num_gpus: int) -> float:
 
 
 def test_chapters_say_what_the_ledger_says() -> None:
-    (one, ddp, many, big, sharded, huge, tensor, staged, hybrid) = (entry(way.model, way.layout) for way in STORY)
+    (one, ddp, many, big, sharded, huge, tensor, staged, hybrid, *_) = (way.line for way in STORY)
     says = {number: told(number) for number in range(1, 8)}
     assert f"{speed(one)} tokens a second, and needs {days(one, 1):.0f} days" in says[1]
     assert f"take it {days(one, 1):.0f} days" in says[2] and f"take {days(ddp, 16):.0f} days" in says[2]
@@ -273,29 +274,31 @@ def drawn(seed: int) -> dict[str, Any]:
     """What a reader may choose."""
     some = random.Random(seed)
     chosen = {"model": some.choice(list(NAMES.values())), "tp": some.choice(SIZES[:4]), "pp": some.choice(SIZES),
-              "micro": some.choice(SIZES[:4]), "again": some.choice(AGAIN)}
-    least = chosen["tp"] * chosen["pp"]
-    chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * 512 // chosen["micro"]])
+              "micro": some.choice(SIZES[:4]), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
+              "tokens": some.choice([8192, 65536, 131072])}
+    least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
+    chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
     return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0}
 
 
 def layout_of(chosen: dict[str, Any]) -> Layout:
     """The layout that a reader's choice stands for."""
-    tp, pp = chosen["tp"], chosen["pp"]
-    return Layout(pp, chosen["gpus"] // tp // pp, tp, chosen["micro"], zero_stage=chosen["zero"],
+    tp, pp, cp = chosen["tp"], chosen["pp"], chosen["cp"]
+    return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp,
                   sequence_parallel=int(tp > 1), recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
-    page = show(ledger(7))
-    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(7)))
+    page = show(ledger(8))
+    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(8)))
     models = {short: name for name, short in NAMES.items()}
     for seed in range(40):
         chosen = drawn(seed)
         found = page.evaluate(LINES, chosen)
-        assert_equal(found["own"], entry(models[chosen["model"]], layout_of(chosen)))
+        own = Way(8, "", models[chosen["model"]], layout_of(chosen), num_tokens=chosen["tokens"])
+        assert_equal(found["own"], own.line)
     for line, way in zip(found["lines"], STORY, strict=True):
-        assert_equal(line, entry(way.model, way.layout))
+        assert_equal(line, way.line)
 
 
 def assert_equal(found: dict[str, Any], line: Any) -> None:

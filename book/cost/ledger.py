@@ -17,16 +17,17 @@ from book.cost.step import Estimate, estimate
 from book.cost.transformer import Transformer
 
 MODELS_OF_THE_STORY = ("llama3.2-1b", "llama3-8b", "llama3-70b")
-GPU, SEQUENCES = "h100", 512  # of 8,192 tokens: four million tokens a step
+GPU, SEQUENCES = "h100", 512  # of NUM_TOKENS each: four million tokens a step
+NUM_TOKENS, LONG = 8192, 131072  # of a sequence; LONG in the chapter on long sequences
 AXES = ("tp", "cp", "ep", "pp", "dp")
 LARGE_SHARE = 0.1  # of a step, from which on communication or waiting for other stages is what limits
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train a model: the chapter that it belongs to, its name there, and its layout.
+    """A way to train a model: the chapter that it belongs to, its name there, its layout, and the tokens of a sequence.
 
-    `opens` is whether the chapter opens with it: the way that no longer works.
+    `opens` is whether the chapter opens with it: the way that no longer works. A step has as many tokens in all ways.
     """
 
     chapter: int
@@ -34,6 +35,13 @@ class Way:
     model: str
     layout: Layout
     opens: bool = False
+    num_tokens: int = NUM_TOKENS
+
+    @property
+    def line(self) -> Entry:
+        """Its line."""
+        return entry(replace(model_named(self.model), num_tokens=self.num_tokens), self.layout,
+                     SEQUENCES * NUM_TOKENS // self.num_tokens)
 
 
 STORY = (
@@ -48,6 +56,9 @@ STORY = (
     Way(6, "8 stages, tensor parallel inside", "llama3-70b", Layout(8, 1, 8, sequence_parallel=1)),
     Way(7, "4 stages, 2 replicas, tensor parallel inside", "llama3-70b",
         Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)),
+    Way(8, "128k tokens, ZeRO-3 on 16 GPUs", "llama3-8b", Layout(1, 16, 1, zero_stage=3), opens=True, num_tokens=LONG),
+    Way(8, "128k tokens, each sequence over 16 GPUs", "llama3-8b", Layout(1, 1, 1, zero_stage=3, cp=16),
+        num_tokens=LONG),
 )
 
 

@@ -24,32 +24,38 @@ const percent = share => (share < 0.005 ? "–" : `${round(100 * share)}\u00a0%`
 
 // # answer
 function answer(chosen, data) {
-  const { machine, sequences, each, large } = data;
-  const line = (model, layout) => entry(data.models[model], machine, layout, sequences, each, large);
-  const lines = data.ways.map(way => ({ ...way, ...line(way.model, way.layout) }));
-  const { model, gpus, tp, pp, zero, micro, again } = chosen;
-  const dp = gpus / (tp * pp);
-  const layout = { ...data.plain, pp, dp, tp, zero_stage: zero, micro_batch_size: micro };
+  const { machine, step_tokens, each, large } = data;
+  const line = ({ model, layout, tokens }) => {
+    const sizes = { ...data.models[model], num_tokens: tokens };
+    return entry(sizes, machine, layout, step_tokens / tokens, each, large);
+  };
+  const lines = data.ways.map(way => ({ ...way, ...line(way) }));
+  const { model, gpus, tp, pp, zero, micro, again, cp = 1, tokens = data.tokens } = chosen;
+  const dp = gpus / (tp * pp * cp);
+  const layout = { ...data.plain, pp, dp, tp, cp, zero_stage: zero, micro_batch_size: micro };
   Object.assign(layout, { sequence_parallel: +(tp > 1), recompute: data.again[again] });
-  const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...said(layout)].join(", ");
-  return { lines, own: { chapter: "you", name, model, layout, ...line(model, layout) } };
+  const long = tokens > data.tokens ? [`${tokens / 1024}k tokens`] : [];
+  const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...long, ...said(layout)].join(", ");
+  const own = { chapter: "you", name, model, layout, tokens };
+  return { lines, own: { ...own, ...line(own) } };
 }
 
-function said({ pp, dp, tp, zero_stage, recompute }) {
-  const parts = [["pp", pp], ["dp", dp], ["tp", tp]].filter(([, n]) => n > 1).map(([axis, n]) => `${axis} ${n}`);
+function said({ pp, dp, cp, tp, zero_stage, recompute }) {
+  const parts = [["pp", pp], ["dp", dp], ["cp", cp], ["tp", tp]].filter(([, n]) => n > 1).map(([axis, n]) => `${axis} ${n}`);
   if (zero_stage) parts.push(`ZeRO-${zero_stage}`);
   if (recompute) parts.push(recompute === "half" ? "half recomputed" : "recomputed");
   return parts;
 }
 
 /** GPUs hold whole groups, a step has sequences for each replica, and ZeRO needs several. */
-function refined({ sequences }, at, dials) {
+function refined({ step_tokens, tokens }, at, dials) {
   const of = key => dials.findIndex(dial => dial.key === key);
-  const value = key => dials[of(key)].values[at[of(key)]];
-  while (value("tp") * value("pp") > value("gpus")) at[of(value("pp") > 1 ? "pp" : "tp")]--;
-  if (value("gpus") === value("tp") * value("pp")) at[of("zero")] = 0;
-  const most = () => (value("gpus") / value("tp") / value("pp")) * value("micro");
-  while (most() > sequences) at[of(at[of("micro")] ? "micro" : "gpus")]--;
+  const value = (key, without) => (of(key) < 0 ? without : dials[of(key)].values[at[of(key)]]);
+  const replicas = () => value("gpus") / value("tp") / value("pp") / value("cp", 1);
+  while (replicas() < 1) at[of(["pp", "tp", "cp"].find(key => value(key, 1) > 1))]--;
+  if (replicas() === 1 && value("cp", 1) === 1) at[of("zero")] = 0;
+  const sequences = step_tokens / value("tokens", tokens);
+  while (replicas() * value("micro") > sequences) at[of(at[of("micro")] ? "micro" : "gpus")]--;
 }
 
 // # picture

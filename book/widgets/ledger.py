@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.cost import Layout, cluster_of, model_named
 from book.cost.activations import RECOMPUTE
-from book.cost.ledger import GPU, LARGE_SHARE, MODELS_OF_THE_STORY, SEQUENCES, Entry, Way, entry, story
+from book.cost.ledger import GPU, LARGE_SHARE, LONG, MODELS_OF_THE_STORY, NUM_TOKENS, SEQUENCES, Way, story
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, table
@@ -40,11 +40,15 @@ class Ledger(Explorer):
     def __init__(self, chapter: int):
         self.ways = story(chapter)
         self.chapter, last = chapter, self.ways[-1]
+        cut = (Dial("tokens", "tokens of a sequence", (NUM_TOKENS, 2 * NUM_TOKENS, 4 * NUM_TOKENS, LONG // 2, LONG),
+                    last.num_tokens),
+               Dial("cp", "context parallel", SIZES, last.layout.cp))
+        cuts = any(way.layout.cp > 1 for way in self.ways)  # before that chapter nobody knows what these are
         super().__init__("The ledger", (
             Dial("model", "model", tuple(NAMES.values()), NAMES[last.model], "word"),
             Dial("gpus", "GPUs", GPUS, last.layout.num_gpus),
             Dial("tp", "tensor parallel", SIZES[:4], last.layout.tp), Dial("pp", "stages", SIZES, last.layout.pp),
-            Dial("zero", "ZeRO stage", tuple(range(4)), last.layout.zero_stage),
+            Dial("zero", "ZeRO stage", tuple(range(4)), last.layout.zero_stage), *(cut if cuts else ()),
             Dial("micro", "micro-batch", SIZES[:4], last.layout.micro_batch_size),
             Dial("again", "recomputed", AGAIN, AGAIN[0], "word")))
 
@@ -53,10 +57,10 @@ class Ledger(Explorer):
         models = {NAMES[name]: asdict(model_named(name).sizes) | {"num_kv_heads": model_named(name).kv_heads}
                   for name in MODELS_OF_THE_STORY}
         ways = [{"chapter": way.chapter, "name": way.name, "model": NAMES[way.model], "opens": way.opens,
-                 "layout": asdict(way.layout)} for way in self.ways]
+                 "layout": asdict(way.layout), "tokens": way.num_tokens} for way in self.ways]
         return {**super().data(live), "chapter": self.chapter, "ways": ways, "models": models, "large": LARGE_SHARE,
-                "machine": asdict(cluster_of(GPU, 1, SOFTWARE[0])), "sequences": SEQUENCES,
-                "each": asdict(EACH[SOFTWARE[0]]), "plain": asdict(Layout(1, 1, 1)),
+                "machine": asdict(cluster_of(GPU, 1, SOFTWARE[0])), "step_tokens": SEQUENCES * NUM_TOKENS,
+                "each": asdict(EACH[SOFTWARE[0]]), "plain": asdict(Layout(1, 1, 1)), "tokens": NUM_TOKENS,
                 "again": dict(zip(AGAIN, (None, *RECOMPUTE[2:])))}
 
     def text(self) -> str:
@@ -65,11 +69,11 @@ class Ledger(Explorer):
 
     def words(self) -> str:
         """The lines as a table."""
-        return heading(self.title, "modelled") + table([_row(way, entry(way.model, way.layout)) for way in self.ways],
-                                                       HEAD)
+        return heading(self.title, "modelled") + table(map(_row, self.ways), HEAD)
 
 
-def _row(way: Way, line: Entry) -> tuple[str, ...]:
+def _row(way: Way) -> tuple[str, ...]:
+    line = way.line
     sent = [in_bytes(num_bytes, zeros=True) for num_bytes in (line.inside_bytes, line.crossing_bytes)]
     first = str(way.chapter), NAMES[way.model], way.name
     if line.limit == "memory":  # what does not fit does not run
