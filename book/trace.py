@@ -37,6 +37,7 @@ from book.trace_schema import checked
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
 STATE = ("parameters", "gradients", "optimizer", "activations")  # what a rank holds, by op of a memory event
+SCORES = "scores"  # op of a compute event: which scores of attention a rank works on (see book.record.scores)
 KINDS = ("hold", "send", "recv", "collective", "compute", "memory")
 
 

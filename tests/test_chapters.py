@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
 from book.launch import launch
-from book.parallel import data, hybrid, pipeline, sharded, tensor
+from book.parallel import context, data, hybrid, pipeline, sharded, tensor
 from book.simulate import simulate
 from tests.website import ROOT
 
@@ -68,6 +68,8 @@ SHOWN += [("85_tensor_in_pytorch", tensor, name) for name in (
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
     "Stage", "run_one_f_one_b")]
 SHOWN += [("86_pipelines_in_pytorch", pipeline, name) for name in ("SplitStage", "run_pipeline")]
+SHOWN += [("08_context_parallel", context, name) for name in (
+    "Running", "scores_of", "by_group", "positions", "pass_on", "RingAttention")]
 SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid", "clip_gradients")]
 
 

@@ -156,6 +156,7 @@ LOOKED_FOR = {
     "tensor_parallel": "tensor parallel",
     "tensor_in_pytorch": "sequence parallelism, DTensor",
     "hybrid_3d": "3d parallelism, DeviceMesh",
+    "context_parallel": "context parallelism, ring attention, Ulysses",
     "parameter_server": "parameter server, RPC, staleness",
     "planner": "planner",
     "slow_jobs": "MFU, straggler, why is my job slow",
@@ -236,7 +237,8 @@ INSTRUCTORS, STUDENTS = ((ROOT / "chapters" / name).read_text("utf-8")
                          for name in ("92_for_instructors.md", "93_for_students.md"))
 DOCUMENTS = {"instructors": INSTRUCTORS, "students": STUDENTS,
              **{name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}}
-NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 10: "Ten", 11: "Eleven", 12: "Twelve", 13: "Thirteen"}
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 10: "Ten", 11: "Eleven", 12: "Twelve", 13: "Thirteen",
+           14: "Fourteen"}
 
 
 def table(text: str, first: str) -> list[list[str]]:

@@ -13,13 +13,14 @@ from book.replay import Replay, StepReplay
 from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
-from book.widgets import (bucket_timeline, layout_chart, memory_player, pipeline_game, pipeline_player, pipeline_race,
-                          play, race, sharded_product, step_timeline)
+from book.widgets import (attention_player, bucket_timeline, layout_chart, memory_player, pipeline_game,
+                          pipeline_player, pipeline_race, play, race, sharded_product, step_timeline)
 from book.widgets.registry import ASSETS
 from tests.backward import layers, recorded
 from tests.memory import recorded as recorded_step
 from tests.layouts import few, many
 from tests.meshes import explorer
+from tests.scores import recorded as recorded_scores
 from tests.shards import recorded as recorded_product
 from tests.steps import PHASES, recorded as recorded_steps
 from tests.test_pipeline_widget import WRONG
@@ -151,6 +152,13 @@ def _steps() -> tuple[Any, ...]:
     return memory_player(runs), memory_player(recorded_step(1, 4))
 
 
+# the attention player
+def _attentions() -> tuple[Any, ...]:
+    runs = {"contiguous": recorded_scores(), "zigzag": recorded_scores(zigzag=True),
+            "wrong": recorded_scores(fault="own mask"), "two": recorded_scores(2, num_tokens=32)}
+    return attention_player(runs), attention_player(recorded_scores(fault="backwards"))
+
+
 WIDGETS = (
     Widget("player", lambda: play(simulated(collectives.ring_all_reduce, 4)), 6, _players,
            themed=".lk-card rect", moving="document.querySelectorAll('.lk-mover').length",
@@ -209,4 +217,9 @@ WIDGETS = (
            told=("li", 24, "All ranks gather block 0"),
            contrasts=(([*(f"m{i}" for i in range(4)), "soft", "focus"], ["bg"], 4.5),
                       ([f"r{i}" for i in range(8)], ["hollow"], 3)),
-           heaviest=lambda: memory_player(recorded_step(3, 4))))
+           heaviest=lambda: memory_player(recorded_step(3, 4))),
+    Widget("attention", lambda: attention_player(recorded_scores()), 4, _attentions,
+           themed=".lk-stage rect.lk-slot", moving=AWAY, tabs=("Attention over a cut sequence", *TRANSPORT),
+           told=("li", 5, "Every rank passes keys and values on to the next"),
+           contrasts=((["soft", "ink"], ["bg", "card"], 4.5), ([f"r{i}" for i in range(4)], ["bg", "hollow"], 3)),
+           heaviest=lambda: attention_player(recorded_scores(num_tokens=32))))

@@ -1,0 +1,140 @@
+/* Lockstep's attention player: which scores of a cut sequence each rank works on, and whose keys and values it has.
+   attention.py says what the data mean; nothing is drawn that they don't say. */
+import {
+  EPS, range, clamp, make, canvas, color, rect, ease, num, rankName, mountScene, byStops, define,
+} from "./scene.js";
+
+const { min, max, ceil, floor } = Math;
+const TRAVEL = 0.6; // of a step: then the work is shown
+
+/** The scores that are done before each stop. */
+function decode(raw) {
+  const done = raw.stops.map((_, k) => raw.stops.slice(0, k).flatMap(({ set }) => set));
+  return { ...raw, times: range(raw.stops.length), done };
+}
+
+// # layout: the scores, queries down and keys across; beside them, or below, the ranks
+function plan({ n, rows }, W) {
+  const wide = W >= 560;
+  const [left, top] = [26, 34];
+  const most = wide ? W * 0.45 : W - left - 4;
+  const cell = floor(min(wide ? 15 : 18, (most - left) / rows.length) * 2) / 2;
+  const side = cell * rows.length;
+  const each = wide ? min(66, max(50, side / n)) : 52;
+  const x = wide ? left + side + 36 : 0;
+  const y = r => (wide ? top + r * each : top + side + 22 + r * each);
+  const chip = { x: x + (wide ? 74 : 70), w: wide ? 118 : 112, h: 22 };
+  const H = wide ? max(top + side, y(n)) + 6 : y(n) - 4;
+  return { W, H, wide, left, top, cell, side, each, x, y, chip };
+}
+
+const box = ({ left, top, cell }, query, key, gap = 0.75) => {
+  return [left + key * cell + gap, top + query * cell + gap, cell - 2 * gap, cell - 2 * gap];
+};
+
+function drawFrame(rest, { rows }, set) {
+  const { left, top, cell, side } = set;
+  make("text.lk-tiny", rest, { x: left, y: 11 }, "keys");
+  make("text.lk-tiny", rest, { x: 0, y: top + side / 2, transform: `rotate(-90 10 ${top + side / 2})` }, "queries");
+  const marks = rows.map((r, token) => {
+    const at = token * cell + 0.5;
+    const across = rect([left + at, top - 9, cell - 1, 6], `fill="${color(r)}"`);
+    return across + rect([left - 9, top + at, 6, cell - 1], `fill="${color(r)}"`);
+  });
+  const needed = rows.flatMap((_, query) => range(query + 1, key => rect(box(set, query, key), 'class="lk-slot" rx="2"')));
+  make("g", rest).innerHTML = [...marks, ...needed].join("");
+}
+
+/** Scores in the colour of the rank that works on them. */
+function fills(set, rows, scores, look) {
+  const one = (query, key) => rect(box(set, query, key), `rx="2" fill="${color(rows[query])}" class="${look}"`);
+  return scores.map(([query, keys]) => keys.map(key => one(query, key)).join("")).join("");
+}
+
+/** A rank's place: its name, whose keys and values it has, and how much it works on. */
+function drawRank(parent, run, r, { x, y, chip, W, wide }) {
+  const at = y(r);
+  const g = make("g", parent, { transform: `translate(${x},0)` });
+  rankName(g, r, at + 15);
+  const held = make("g", parent);
+  const bar = make("g", parent);
+  const left = chip.x;
+  const most = min(wide ? 150 : 170, W - left - 84);
+  const text = make("text", parent, { y: at + 40 });
+  return (owner, work) => {
+    held.innerHTML = owner === null ? "" : chipOf(owner, left, at, chip);
+    const w = (most * work) / run.most;
+    bar.innerHTML = work ? rect([left, at + 30, w, 10], `rx="2" fill="${color(r)}"`) : "";
+    text.setAttribute("x", left + (work ? w + 6 : 0));
+    text.textContent = num(work, "score");
+  };
+}
+
+function chipOf(owner, x, y, { w, h }) {
+  const dot = `<circle cx="${x + 11}" cy="${y + h / 2}" r="5" fill="${color(owner)}"/>`;
+  const words = `<text x="${x + 21}" y="${y + h / 2 + 4.5}">K, V of rank ${owner}</text>`;
+  return rect([x, y, w, h], 'class="lk-box" rx="6"') + dot + words;
+}
+
+function stage(view, W) {
+  const { run, data } = view;
+  const set = plan(run, W);
+  const { rest, move } = canvas(view.field, W, set.H, { "aria-label": data.title });
+  drawFrame(rest, run, set);
+  const [before, now] = [make("g", rest), make("g", rest)];
+  const ranks = range(run.n, r => drawRank(rest, run, r, set));
+  let painted, under;
+  let ghosts = [];
+
+  function paint(k, arrived) {
+    const { set: scores, holds, work, moves } = run.stops[k];
+    before.innerHTML = fills(set, run.rows, run.done[k], "lk-pale");
+    now.innerHTML = arrived ? fills(set, run.rows, scores, "") : "";
+    const gone = moves.map(([src]) => src);
+    ranks.forEach((draw, r) => {
+      const has = arrived ? holds[r] : gone.includes(r) ? null : run.stops[k - 1].holds[r];
+      draw(has, arrived ? work[r] : 0);
+    });
+  }
+  return t => {
+    const k = ceil(t - EPS);
+    const f = t - k + 1;
+    const arrived = !k || f > (run.stops[k].moves.length ? TRAVEL : 0.3) || f >= 1 - EPS;
+    const key = 2 * k + arrived;
+    if (painted !== key) paint(k, arrived);
+    painted = key;
+    if (under !== k) {
+      under = k;
+      ghosts = ghostsOf(run.stops[k].moves, set, move);
+    }
+    move.style.visibility = arrived ? "hidden" : "";
+    for (const { g, from, to } of ghosts) {
+      const y = from + (to - from) * ease(clamp(f / TRAVEL));
+      g.setAttribute("transform", `translate(0,${y.toFixed(1)})`);
+    }
+    return k;
+  };
+}
+
+function ghostsOf(moves, { y, chip }, parent) {
+  parent.replaceChildren();
+  return moves.map(([src, dst, owner]) => {
+    const g = make("g", parent);
+    g.innerHTML = chipOf(owner, chip.x, 0, chip);
+    return { g, from: y(src), to: y(dst) };
+  });
+}
+
+const kind = {
+  ...byStops,
+  decode,
+  stage,
+  rate: step => (step ? 1.1 : 0.6),
+  /** At the same stop of another run; a run at its end stays at the end. */
+  resume: ({ run }, { t, over }) => (over ? run.times.length - 1 : min(floor(t + EPS), run.times.length - 1)),
+  figures: ({ run }) => run.figures,
+  numFigures: 3,
+  told: ({ run }) => ({ ranks: run.n }),
+};
+
+define("attention", () => (el, data, opts) => mountScene(el, data, opts, kind));
