@@ -240,7 +240,7 @@ def _unaveraged(copies: Copies, names: Sequence[str], since: Parting) -> str | N
         step, line = copy.unaveraged
         if copy.under_no_sync:
             return (f"the last backward before step {step} in {line} was under no_sync(), so DDP had not averaged its "
-                    "gradients: leave no_sync() for the last micro-batch, its forward included")
+                    "gradients: run the last micro-batch before each step outside no_sync(), its forward included")
         past = next((other.past for other in copies.values() if other.past), None)
         if past:
             return (f"the forward in {past} goes past DDP, which then averages no gradients: call the model that DDP "
@@ -261,8 +261,8 @@ def _set(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> str
             for rank, each in settings.items():
                 by_value[_number(each[differ[0]])].append(rank)
             values = joined(f"{value} on {named(ranks)}" for value, ranks in by_value.items())
-            return (f"in step {step}, {differ[0]} was {values}: what sets it, such as a scheduler, must get the same "
-                    "numbers on all ranks")
+            return (f"in step {step}, {differ[0]} was {values}: what sets it must get the same numbers on all ranks, "
+                    "such as a loss that is averaged over them first")
     return None
 
 
@@ -297,7 +297,8 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
             if first.in_backward:
                 return f"{line} is called inside backward, before {first.by} has averaged the gradients: call it later"
             return (f"the gradients of step {step} differ, although {first.by} had averaged them: something between "
-                    f"backward and {line} changes them by a number of the rank's own, as clipping by a local norm does")
+                    f"backward and {line} changes them by a number of the rank's own, as clipping by a local norm does"
+                    ": all_reduce that number first")
     if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:
         return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so the "
                 "optimizer itself differs: which parameters it holds, or what it remembers of earlier steps")

@@ -199,8 +199,8 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
                    "meant")
         elif use.is_scalar:
             yield (f"backward{used_at} begins with {result}: the gradient is at best that of the rank's own loss. To "
-                   f"show the loss, {use.call} loss.detach(); to train, leave it as it is and average gradients, as "
-                   "DDP does")
+                   f"show the loss, {use.call} loss.detach(); to train, call backward on each rank's own loss and "
+                   "average the gradients, as DDP does")
         else:
             yield (f"backward{used_at} uses {result}: the gradient lacks what this rank's part does to the other "
                    f"ranks' losses: call torch.distributed.nn.functional.{use.call}")

@@ -112,7 +112,8 @@ def same_masks(ranks: Ranks) -> Iterator[str]:
         num = min(len(copy.masks) for copy in copies.values())
         for same in _alike({rank: copy.masks[:num] for rank, copy in copies.items()} if num > 1 else {}):
             yield (f"dropout zeroes the same elements on {named(same)}, in {copies[same[0]].name}: their random "
-                   "numbers are the same; after the model is made, call torch.manual_seed(seed + rank)")
+                   "numbers are the same; seed each rank with a number of its own, as torch.manual_seed(1 + rank) "
+                   "does, after the model and all data that ranks share are made")
 
 
 def idle_optimizers(ranks: Ranks) -> Iterator[str]:
