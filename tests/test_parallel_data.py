@@ -563,6 +563,28 @@ def test_agreeing_in_every_step_is_synchronous_training_if_the_inner_step_is_lin
         torch.testing.assert_close(got, want.detach(), rtol=0, atol=1e-12)
 
 
+def pairs_agree():
+    """Ranks 0 and 2 agree, and 1 and 3: this rank's weights after two steps on data of its own."""
+    dist.init_process_group()
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    module = nn.Linear(6, 2).double()
+    rarely = Rarely(module, 2, group=groups[dist.get_rank() % 2])
+    for step in range(2):
+        x, y = (t.double() for t in batch(4, seed=10 * step + dist.get_rank()))
+        module.zero_grad()
+        F.mse_loss(module(x), y).backward()
+        for p in module.parameters():
+            p.data -= 0.1 * p.grad
+        rarely.after_step()
+    return module.weight.detach()
+
+
+@pytest.mark.slow
+def test_only_the_ranks_of_a_group_agree():
+    zero, one, two, three = launch(pairs_agree, 4)
+    assert torch.equal(zero, two) and torch.equal(one, three) and not torch.equal(zero, one)
+
+
 @pytest.mark.parametrize("wrong, message", [
     (dict(every=0), "every must be a whole number of steps, at least 1, not 0"), (dict(every=2.5), "not 2.5"),
     (dict(every=2, lr=0), "lr must be above 0"), (dict(every=2, momentum=1), "below 1, not 1")])

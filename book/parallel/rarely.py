@@ -25,14 +25,17 @@ def _check(every: int, lr: float, momentum: float) -> None:
 class Rarely:
     """Agree on a module's weights every so many steps; call `after_step()` after each step of the inner optimizer.
 
-    All ranks of the world begin with rank 0's parameters and buffers. With `lr` 1 and no momentum the weights are
-    averaged. `agreed` holds the weights that all ranks have agreed on last, a tensor for each parameter. Raises
-    ValueError for less than one step, an `lr` that is not above 0 and a `momentum` outside [0, 1).
+    All ranks of the world begin with rank 0's parameters and buffers, and those of `group` agree with one another. With
+    `lr` 1 and no momentum the weights are averaged; buffers are not. `agreed` holds the weights that all have agreed on
+    last, in the dtypes of the parameters: in 16 bits small differences are lost. Raises ValueError
+    for less than one step, an `lr` that is not above 0 and a `momentum` outside [0, 1).
     """
 
     @checked_by(_check)
-    def __init__(self, module: nn.Module, every: int, lr: float = 1.0, momentum: float = 0.0) -> None:
+    def __init__(self, module: nn.Module, every: int, lr: float = 1.0, momentum: float = 0.0,
+                 group: dist.ProcessGroup | None = None) -> None:
         broadcast_state(module)
+        self.group = group
         self.parameters, self.every, self.num_steps = [*module.parameters()], every, 0
         self.agreed = [p.detach().clone() for p in self.parameters]
         self.outer = torch.optim.SGD(self.agreed, lr=lr, momentum=momentum, nesterov=momentum > 0)
@@ -49,8 +52,8 @@ class Rarely:
     def agree(self) -> None:
         """Take the mean of what the ranks have travelled as a gradient, step on it, and go on from there."""
         flat = torch.cat([(was - p).flatten() for was, p in zip(self.agreed, self.parameters)])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
+        dist.all_reduce(flat, group=self.group)
+        flat /= dist.get_world_size(self.group)
         for was, piece in zip(self.agreed, flat.split([p.numel() for p in self.parameters])):
             was.grad = piece.view_as(was)
         self.outer.step()
