@@ -19,11 +19,11 @@ from book.trace import Trace
 
 # Who computes how much
 
-def zigzag_positions(got: Sequence[Any], num_tokens: int) -> int:
-    """Rank r of N must have chunks r and 2N-1-r of 2N, in any order; returns a sum that depends on all of them."""
+def zigzag_positions(got: Sequence[Any], num_tokens: int) -> None:
+    """Rank r of N must have chunks r and 2N-1-r of 2N, in any order."""
     n = len(got)
     chunks = np.arange(num_tokens).reshape(2 * n, -1)
-    return _positions(got, num_tokens, [chunks[[rank, -1 - rank]] for rank in range(n)], [
+    _positions(got, num_tokens, [chunks[[rank, -1 - rank]] for rank in range(n)], [
         (np.arange(num_tokens).reshape(n, -1), "this is one contiguous chunk for each rank: the last rank has the most "
          "to do"),
         ([chunks[[rank, rank + n]] for rank in range(n)], "the second chunks run in the same order as the first, so "
@@ -32,11 +32,11 @@ def zigzag_positions(got: Sequence[Any], num_tokens: int) -> int:
         ([chunks[[rank]] for rank in range(n)], "the late chunk is missing")])
 
 
-def striped_positions(got: Sequence[Any], num_tokens: int) -> int:
-    """Rank r of N must have the tokens r, r + N, r + 2N, ..., in any order; returns a sum that depends on all."""
+def striped_positions(got: Sequence[Any], num_tokens: int) -> None:
+    """Rank r of N must have the tokens r, r + N, r + 2N, ..., in any order."""
     n = len(got)
     chunks = np.arange(num_tokens).reshape(2 * n, -1)
-    return _positions(got, num_tokens, _striped(n, num_tokens), [
+    _positions(got, num_tokens, _striped(n, num_tokens), [
         (np.arange(num_tokens).reshape(n, -1), "this is one contiguous chunk for each rank: the last rank has the most "
          "to do"),
         ([chunks[[rank, -1 - rank]] for rank in range(n)], "this is the zigzag order, an early and a late chunk. In "
@@ -47,7 +47,7 @@ def _striped(num_ranks: int, num_tokens: int) -> list[np.ndarray]:
     return [np.arange(rank, num_tokens, num_ranks) for rank in range(num_ranks)]
 
 
-def _positions(got: Sequence[Any], num_tokens: int, want: Any, slips: Slips) -> int:
+def _positions(got: Sequence[Any], num_tokens: int, want: Any, slips: Slips) -> None:
     found = [np.sort(dense(own).ravel()) for own in got]
     for rank, (own, due) in enumerate(zip(found, want)):
         if not np.array_equal(own, np.sort(np.ravel(due))):
@@ -59,7 +59,6 @@ def _positions(got: Sequence[Any], num_tokens: int, want: Any, slips: Slips) -> 
                             f"rank {rank} has other tokens than it should")
             raise CheckFailed(f"{num_tokens} tokens on {len(found)} ranks: {said}. Rank {rank} has "
                               f"{own.astype(int).tolist()}")
-    return int(sum((rank + 1) * (place + 1) * x for rank, own in enumerate(found) for place, x in enumerate(own)))
 
 
 def scores_computed(got: Any, own: Any, num_tokens: int, case: str) -> int:

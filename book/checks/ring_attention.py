@@ -5,9 +5,9 @@ K; whole queries, keys and values are (B, H, T, K), and rank r has the tokens at
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from book.checks.verdict import CheckFailed, agree, dense, held, magnitude, refu
 from book.trace import Trace
 
 HIDDEN = -np.inf  # the score of a key that a query does not see
+Block: TypeAlias = "tuple[int, int, tuple[int, int] | None]"  # ranks: of the keys, the values; of the mask, if any
 
 
 # Block by block
@@ -69,10 +70,12 @@ def _explain_nan(row: tuple[int, ...], scores: np.ndarray, blocks: Sequence[Sequ
     raise CheckFailed(f"{where}, although it sees a key of the first block")
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def _running(scores: np.ndarray, values: np.ndarray, blocks: Sequence[Sequence[int]], rescale_total: bool,
              rescale_output: bool, divide: bool = False) -> np.ndarray:
     """The outputs of attention block by block, where sums are rescaled or not, and the output divided each time."""
-    maximum, total, output = np.full(scores.shape[:-1], HIDDEN), 0.0, 0.0
+    maximum = np.full(scores.shape[:-1], HIDDEN)
+    total, output = np.zeros(maximum.shape), np.zeros((*maximum.shape, values.shape[-1]))
     for block in blocks:
         new = np.maximum(maximum, scores[..., block].max(-1))
         shift = np.where(new == HIDDEN, 0, new)
@@ -100,15 +103,15 @@ class Cut:
         found = self.q[rank] @ self.k[owner].swapaxes(-1, -2) / np.sqrt(self.q[0].shape[-1]) ** scale
         if mask is None:
             return found
-        queries, keys = (self.positions[one] for one in mask)
+        queries, keys = (self.positions[one % self.num_ranks] for one in mask)
         return np.where(keys > queries[:, None], HIDDEN, found)
 
-    def attend(self, rank: int, blocks: Sequence[tuple[int, int, tuple[int, int] | None]]) -> tuple[Any, Any]:
+    def attend(self, rank: int, blocks: Sequence[Block]) -> tuple[Any, Any]:
         """A rank's outputs and log-sum-exp from blocks: owner of the keys, owner of the values, ranks of the mask."""
         scores = np.concatenate([self.scores(rank, owner, mask) for owner, _, mask in blocks], -1)
         return attend_all(scores, np.concatenate([self.v[owner] for _, owner, _ in blocks], 2))
 
-    def right(self, rank: int) -> list[tuple[int, int, tuple[int, int] | None]]:
+    def right(self, rank: int) -> list[Block]:
         """The blocks as they come to a rank."""
         return [(owner, owner, (rank, owner)) for owner in self.owners(rank)]
 
@@ -120,45 +123,54 @@ class Cut:
 def ring_outputs(got: Sequence[Any], q: Any, k: Any, v: Any, positions: Sequence[Any], case: str) -> float:
     """What each rank returns must be outputs and log-sum-exp of its queries with all keys that they see."""
     cut = Cut(q, k, v, positions)
-    for rank, pair in reversed(list(enumerate(got))):  # more mistakes differ on a rank with later tokens
-        where = f"{case}, rank {rank}"
-        _pair(pair, where)
-        want, want_log = cut.attend(rank, cut.right(rank))
-        if pair[0].shape == want.shape and np.isnan(dense(pair[0])).any():
-            raise CheckFailed(f"{where}: there is nan in the output: "
-                              + _why_not_ring(cut, rank, np.nan_to_num(dense(pair[0]))))
-        output = held(rank, "its outputs", pair[0], want.shape)
-        same(f"{where}: the output", output, want, want, partial(_why_not_ring, cut, rank, output))
-        log_sum = held(rank, "the log-sum-exp", pair[1], want_log.shape)
-        same(f"{where}: the log-sum-exp", log_sum, want_log, want_log, lambda: "the outputs are right, but this is not "
-             "the log of the sum of exp(score): return both as finished gives them")
-    return sum(magnitude(output) for output, _ in got)
+    due = [cut.attend(rank, cut.right(rank)) for rank in range(cut.num_ranks)]
+    for rank, pair in enumerate(got):
+        _pair(pair, f"{case}, rank {rank}")
+        require(pair[0].shape == due[rank][0].shape, f"{case}, rank {rank}: the outputs have the shape "
+                f"{tuple(pair[0].shape)}, but they should be {due[rank][0].shape}, as the queries")
+    found = [np.nan_to_num(dense(output)) for output, _ in got]
+    for rank, ((output, log_sum), (want, want_log)) in enumerate(zip(got, due)):
+        where = f"{case}, rank {rank}: the output"
+        refuse(np.isnan(dense(output)).any(), f"{where} has nan in it: {_why_not_ring(cut, found)}")
+        same(where, held(rank, "its outputs", output, want.shape), want, want, lambda: _why_not_ring(cut, found))
+        log_sum = held(rank, "the log-sum-exp", log_sum, want_log.shape)
+        same(f"{case}, rank {rank}: the log-sum-exp", log_sum, want_log, want_log, lambda: "the outputs are right, but "
+             "this is not the log of the sum of exp(score): return both as finished gives them")
+    return sum(magnitude(output) for output in found)
 
 
-def _why_not_ring(cut: Cut, rank: int, output: np.ndarray) -> str:
-    n, right = cut.num_ranks, cut.right(rank)
-    wrong_way = [(owner, owner, (rank, (rank + hop) % n)) for hop, (owner, *_) in enumerate(right)]
-    each = [cut.attend(rank, [block])[0] for block in right]
-    slips = [(cut.attend(rank, blocks)[0], said) for blocks, said in (
-        ([(o, o, (rank, rank)) for o, *_ in right], "travelled keys get the mask of the rank's own block. A key keeps "
-         "the position that it has in its sequence: take the positions of the rank that the keys come from"),
-        (wrong_way, "the masks are those of keys that travel the other way. pass_on sends to rank + 1, so after a hop "
-         "a rank has the block of rank - 1"),
-        ([(o, o, None) for o, *_ in right], "there is no mask: every query sees the keys that come after it"),
-        ([(o, o, (o, rank)) for o, *_ in right], "the positions of queries and keys are exchanged in the mask"),
-        ([(o, rank, (rank, o)) for o, *_ in right], "the keys travel and the values stay: each score needs the value "
-         "of its own key, so both make every hop"),
-        ([(rank, o, (rank, o)) for o, *_ in right], "the values travel and the keys stay: both make every hop"),
-        ([(rank, rank, (rank, o)) for o, *_ in right], "the masks change from hop to hop, but the keys and values are "
-         "always the rank's own: use what pass_on returns"),
-        (right[:1], "only the rank's own block is in it: the other ranks' keys have to come round"),
-        (right[:-1], f"the block of rank {right[-1][0]}, the last to come, is missing: N - 1 hops bring N blocks, "
-         "with the rank's own"),
-        (right[1:], "the rank's own block is missing: work on it before the first hop"))]
-    slips += [(sum(each) / n, "this is the mean of the attentions to single blocks: use add_block, so that a block "
-               "weighs as much as its scores say"),
-              (sum(each), "this is the sum of the attentions to single blocks, each divided by its own total")]
-    return told(output, slips, "this is not the attention of the rank's queries to all keys up to their own position")
+def _why_not_ring(cut: Cut, found: Sequence[np.ndarray]) -> str:
+    """The sentence of the first mistake that makes what all ranks have found."""
+    ranks, n = range(cut.num_ranks), cut.num_ranks
+    sums = [np.sum([cut.attend(rank, [block])[0] for block in cut.right(rank)], axis=0) for rank in ranks]
+    slips = [([cut.attend(rank, [slip(rank, owner, hop) for hop, owner in enumerate(cut.owners(rank))])[0]
+               for rank in ranks], said) for slip, said in SLIPS]
+    slips += [([cut.attend(rank, cut.right(rank)[part])[0] for rank in ranks], said) for part, said in PARTS]
+    slips += [([total / n for total in sums], "this is the mean of the attentions to single blocks: use add_block, so "
+               "that a block weighs as much as its scores say"),
+              (sums, "this is the sum of the attentions to single blocks, each divided by its own total")]
+    return next((said for outputs, said in slips if all(map(agree, found, outputs))),
+                "this is not the attention of the rank's queries to all keys up to their own position")
+
+
+# What a rank takes at a hop by mistake: whose keys, whose values, and the mask of whose queries and keys.
+SLIPS: list[tuple[Callable[[int, int, int], Block], str]] = [
+    (lambda rank, owner, hop: (owner, owner, (rank, rank)), "travelled keys get the mask of the rank's own block. A "
+     "key keeps the position that it has in its sequence: take the positions of the rank that the keys come from"),
+    (lambda rank, owner, hop: (owner, owner, (rank, rank + hop)), "the masks are those of keys that travel the other "
+     "way. pass_on sends to rank + 1, so after a hop a rank has the block of rank - 1"),
+    (lambda rank, owner, hop: (owner, owner, None), "there is no mask: every query sees the keys that come after it"),
+    (lambda rank, owner, hop: (owner, owner, (owner, rank)), "the positions of queries and keys are exchanged in the "
+     "mask"),
+    (lambda rank, owner, hop: (owner, rank, (rank, owner)), "the keys travel and the values stay: each score needs the "
+     "value of its own key, so both make every hop"),
+    (lambda rank, owner, hop: (rank, owner, (rank, owner)), "the values travel and the keys stay: both make every hop"),
+    (lambda rank, owner, hop: (rank, rank, (rank, owner)), "the masks change from hop to hop, but the keys and values "
+     "are always the rank's own: use what pass_on returns")]
+PARTS = [  # of the blocks that come, those that are not left out
+    (slice(0, 1), "only the rank's own block is in it: the other ranks' keys have to come round"),
+    (slice(0, -1), "the block that comes last is missing: N - 1 hops bring N blocks, with the rank's own"),
+    (slice(1, None), "the rank's own block is missing: work on it before the first hop")]
 
 
 def ring_gradients(got: Sequence[Any], q: Any, k: Any, v: Any, upstream: Any, positions: Sequence[Any],
@@ -206,7 +218,7 @@ def _parts(cut: Cut, ups: Sequence[np.ndarray], dots: bool = True, scale: bool =
 
 def _due(parts: Parts, name: str, rank: int) -> np.ndarray:
     """The whole gradient of a rank's queries, keys or values."""
-    return sum(parts["q"][rank]) if name == "q" else sum(row[rank] for row in parts[name])
+    return np.sum(parts["q"][rank] if name == "q" else [row[rank] for row in parts[name]], axis=0)
 
 
 def _of_scores(cut: Cut, ups: Sequence[np.ndarray], rank: int, name: str) -> Slips:
