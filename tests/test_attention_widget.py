@@ -60,13 +60,13 @@ def test_what_has_no_scores_or_too_much_is_refused() -> None:
 def test_words_without_a_script() -> None:
     words = AttentionPlayer({"contiguous": recorded(), "zigzag": recorded(zigzag=True)}).words()
     assert "rank 0 of tokens 0, 1, 14 and 15" in words and "Ranks 0, 1 and 2 wait." in words
-    assert "10, 26, 42, 58 scores on the ranks; 58 is the most of each stop" in words
+    assert "10 to 58 scores of a rank; 58 the most of each stop" in words
 
 
 def test_every_stop_is_told_and_drawn(show: Callable[..., Any]) -> None:
     page = show(attention_player(recorded()), reduced_motion="reduce")
     assert captions(page) == said(recorded())
-    assert list(figures(page).values()) == ["10, 26, 42, 58", "58", "3.07 kB"]
+    assert list(figures(page).values()) == ["10 to 58", "58", "3.07 kB"]
     press(page, "Home")
     counts = []
     for stop in range(5):

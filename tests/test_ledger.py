@@ -269,6 +269,32 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert f"65,536, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
 
 
+def test_chapter_8_says_what_long_sequences_cost() -> None:
+    says, model, over = told(8), MODELS["llama3-8b"], cluster_of("h100", 16, SOFTWARE[0]).overheads
+    whole, cut = (way.line for way in STORY if way.chapter == 8)
+    [sharded] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
+    assert f"keeps {whole.activation_bytes / 1e9:.0f} GB, sixteen times {sharded.activation_bytes / 1e9:.0f} GB" in says
+    assert cut.memory_bytes == sharded.memory_bytes and f"holds {cut.memory_bytes / 1e9:.0f} GB, to the byte" in says
+    assert f"trains on {speed(cut)} tokens a second; in chapter 4 it was {speed(sharded)}" in says
+    assert f"waits for {100 * cut.exposed_s / cut.step_s:.0f} % of the step" in says and cut.limit == "computing"
+    other = Way(8, "", "llama3-8b", Layout(1, 2, 8, zero_stage=3, sequence_parallel=1, recompute="half"),
+                num_tokens=131072).line
+    assert round(100 * (cut.tokens_per_s / other.tokens_per_s - 1)) == 20 and "recomputed to cp it is 20 %" in says
+    again = Way(8, "", "llama3-8b", Layout(1, 16, 1, zero_stage=3, recompute="full"), num_tokens=131072).line
+    assert f"each layer's input and the logits, {again.activation_bytes / 1e9:.0f} GB" in says
+    tokens, width = 8192, model.sizes.key_value_width
+    rate, across = 989e12 * over.attention_share, 50e9 * over.across_share
+    assert (rate, width, model.width) == (pytest.approx(174e12, rel=0.005), 2048, 4096)
+    assert f"takes {2e3 * tokens * width / across:.2f} ms over the card" in says
+    assert f"and the work {2e3 * model.width * tokens**2 / rate:.2f} ms" in says
+    scores = 3 * 2 * model.width * 131072 * model.num_layers  # FLOPs of a token, forward and backward
+    assert f"{6 * model.num_parameters / 1e9:.0f} billion" in says and f"{scores / 1e9:.0f} billion in all" in says
+    attention_s = 3.5 / 3 * scores * SEQUENCES * 8192 / 16 / rate  # a kernel's backward takes 2.5 forwards
+    assert f"{attention_s:.0f} seconds of {cut.step_s:.0f}" in says
+    wide = Way(8, "", "llama3-8b", Layout(1, 32, 1, zero_stage=3, cp=16), num_tokens=131072).line
+    assert f"still trains on {speed(wide)} tokens" in says
+
+
 # In a page
 
 LINES = """(chosen) => {

@@ -27,7 +27,8 @@ class _Products(TorchDispatchMode):
         self.events: list[Event] = []
         self._positions = positions
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: Any = None) -> Any:
         start_s = time.monotonic()
         result = func(*args, **(kwargs or {}))
         if func.__name__.partition(".")[0] in MULTIPLY:

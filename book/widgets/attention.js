@@ -13,19 +13,17 @@ function decode(raw) {
   return { ...raw, times: range(raw.stops.length), done };
 }
 
-// # layout: the scores, queries down and keys across; beside them, or below, the ranks
+// # layout: the scores, queries down and keys across; beside them the ranks
 function plan({ n, rows }, W) {
   const wide = W >= 560;
-  const [left, top] = [26, 34];
-  const most = wide ? W * 0.45 : W - left - 4;
-  const cell = floor(min(wide ? 15 : 18, (most - left) / rows.length) * 2) / 2;
+  const [left, top] = wide ? [26, 34] : [24, 30];
+  const cell = floor(min(wide ? 224 : 180, W - left - 146) / rows.length / 0.5) * 0.5;
   const side = cell * rows.length;
-  const each = wide ? min(66, max(50, side / n)) : 52;
-  const x = wide ? left + side + 36 : 0;
-  const y = r => (wide ? top + r * each : top + side + 22 + r * each);
-  const chip = { x: x + (wide ? 74 : 70), w: wide ? 118 : 112, h: 22 };
-  const H = wide ? max(top + side, y(n)) + 6 : y(n) - 4;
-  return { W, H, wide, left, top, cell, side, each, x, y, chip };
+  const each = max(wide ? 50 : 46, side / n);
+  const x = left + side + (wide ? 36 : 10);
+  const y = r => top - 14 + r * each;
+  const chip = { x: x + (wide ? 74 : 0), lower: wide ? 0 : 20, w: 118, h: 22 };
+  return { W, H: max(top + side, y(n)) + 2, wide, left, top, cell, side, x, y, chip };
 }
 
 const box = ({ left, top, cell }, query, key, gap = 0.75) => {
@@ -54,18 +52,16 @@ function fills(set, rows, scores, look) {
 /** A rank's place: its name, whose keys and values it has, and how much it works on. */
 function drawRank(parent, run, r, { x, y, chip, W, wide }) {
   const at = y(r);
-  const g = make("g", parent, { transform: `translate(${x},0)` });
-  rankName(g, r, at + 15);
-  const held = make("g", parent);
-  const bar = make("g", parent);
-  const left = chip.x;
-  const most = min(wide ? 150 : 170, W - left - 84);
-  const text = make("text", parent, { y: at + 40 });
+  rankName(make("g", parent, { transform: `translate(${x},0)` }), r, at + 15);
+  const [held, bar] = [make("g", parent), make("g", parent)];
+  const [tx, ty] = wide ? [chip.x, at + 40] : [x + 66, at + 15]; // of the text; before it a bar, if there is room
+  const most = wide ? min(150, W - tx - 84) : 0;
+  const text = make("text", parent, { y: ty });
   return (owner, work) => {
-    held.innerHTML = owner === null ? "" : chipOf(owner, left, at, chip);
+    held.innerHTML = owner === null ? "" : chipOf(owner, chip.x, at + chip.lower, chip);
     const w = (most * work) / run.most;
-    bar.innerHTML = work ? rect([left, at + 30, w, 10], `rx="2" fill="${color(r)}"`) : "";
-    text.setAttribute("x", left + (work ? w + 6 : 0));
+    bar.innerHTML = w ? rect([tx, ty - 10, w, 10], `rx="2" fill="${color(r)}"`) : "";
+    text.setAttribute("x", tx + (w ? w + 6 : 0));
     text.textContent = num(work, "score");
   };
 }
@@ -121,7 +117,7 @@ function ghostsOf(moves, { y, chip }, parent) {
   return moves.map(([src, dst, owner]) => {
     const g = make("g", parent);
     g.innerHTML = chipOf(owner, chip.x, 0, chip);
-    return { g, from: y(src), to: y(dst) };
+    return { g, from: y(src) + chip.lower, to: y(dst) + chip.lower };
   });
 }
 

@@ -182,9 +182,10 @@ def figures(trace: Trace, play: Play) -> list[list[str]]:
     sends = [[event for event in trace.of_rank(rank) if event.kind == "send"] for rank in range(play.num_ranks)]
     most = max(sends, key=lambda events: sum(event.num_bytes or 0 for event in events))
     num_bytes = sum(event.num_bytes or 0 for event in most)
-    return [[", ".join(map(str, play.totals)), "scores on the ranks"],
-            [str(play.in_turn), "is the most of each stop, added up"],
-            [in_bytes(num_bytes, zeros=True), f"sent by each rank, in {counted(len(most), 'message')}"]]
+    least, best = min(play.totals), max(play.totals)
+    return [[f"{least} to {best}" if least < best else str(best), "scores of a rank"],
+            [str(play.in_turn), "the most of each stop, added up"],
+            [in_bytes(num_bytes, zeros=True), f"sent by a rank in {counted(len(most), 'message')}"]]
 
 
 class AttentionPlayer(Recorded):
