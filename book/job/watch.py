@@ -36,7 +36,6 @@ from book.waiting.hang import Group, Standing
 SILENT_S = 3.0
 LOOK_S = 0.5
 OTHERS_S = 8 * LOOK_S  # for other ranks to say what they have called
-STILL_S = 1.0  # a rank that has stood still for less says only that it is there
 
 
 class Totals(Subscriber):
@@ -46,16 +45,21 @@ class Totals(Subscriber):
         self._of: dict[tuple[Any, str], list[int]] = {}
 
     def before(self, op: Op) -> None:
-        if op.inside:
-            return
-        total = self._of.setdefault((op.group, op.function or op.kind), [0, 0])
-        total[0] += 1
-        total[1] += op.num_bytes
+        self._add(op, 1)
+
+    def withdrawn(self, op: Op) -> None:
+        self._add(op, -1)
+
+    def _add(self, op: Op, times: int) -> None:
+        if not op.inside:
+            total = self._of.setdefault((op.group, op.function or op.kind), [0, 0])
+            total[0] += times
+            total[1] += times * op.num_bytes
 
     def told(self) -> dict[tuple[Group, str], tuple[int, int]]:
         """The sums so far."""
         return {(Group(group.name, tuple(sorted(group.ranks))), name): (calls, size)
-                for (group, name), (calls, size) in list(self._of.items())}
+                for (group, name), (calls, size) in list(self._of.items()) if calls > 0}
 
 
 class Watch:
