@@ -428,7 +428,7 @@ def test_an_interrupt_ends_all_and_blames_nobody_but_says_who_was_late(text: str
 
 
 def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([str(tmp_path / "nothing.py")]) == 2
+    assert command.run(command.asked_for([str(tmp_path / "nothing.py")])) == 2
     assert "there is no script" in capsys.readouterr().err
 
 

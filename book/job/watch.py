@@ -72,7 +72,7 @@ class Watch:
         self._totals, self._compared = Totals(), Compared(board, self._tell_at_once)
         exchanged = Exchanged(board.mail, first.world_size, self._compared)
         audit.start(is_received=exchanged.is_received)
-        self._noted = note(first.rank, mapped(told.ring_file(folder, first.rank)))
+        self._noted = note(mapped(told.ring_file(folder, first.rank)))
         compared: tuple[Subscriber, ...] = (self._compared, exchanged)
         for subscriber in (Peers(), History(), Requests(), Models(), self._totals, *compared):
             tap.subscribe(subscriber)
@@ -108,9 +108,8 @@ class Watch:
     def _tell_at_once(self) -> None:
         """Report what can't be right, and wait for the other ranks to say what they have called."""
         with self._writes, suppress(OSError):
-            told.write(self._folder, self._told._replace(
-                time_s=time.monotonic(), mismatch=self._compared.mismatch, notes=_of_mismatch(_notes()),
-                standing=_left()._replace(main=Doing(Kind.COMPUTES))))
+            told.write(self._folder, self._so_far()._replace(
+                notes=_of_mismatch(_notes()), standing=_left()._replace(main=Doing(Kind.COMPUTES))))
         now_s = time.monotonic()
         while time.monotonic() < now_s + OTHERS_S and not all(
                 said.ended or (said.standing and said.time_s >= now_s) or said.rank == self._told.rank
@@ -122,11 +121,15 @@ class Watch:
         still_s = self._stillness.measure_s()
         serial = max((op.serial for op in tap.ops()[-1:]), default=0)
         moves = serial != self._told.serial
-        self._told = self._told._replace(
-            time_s=time.monotonic(), serial=serial, mismatch=self._compared.mismatch,
-            still_s=0.0 if moves else still_s, totals=self._totals.told(), noted=self._noted.told(),
+        self._told = self._so_far()._replace(
+            serial=serial, still_s=0.0 if moves else still_s,
             standing=None if moves else report(_nothing, _nothing, self._stillness.polled).standing)
         return self._told
+
+    def _so_far(self) -> Told:
+        """What this rank last said of itself, with what has been noted since."""
+        return self._told._replace(time_s=time.monotonic(), mismatch=self._compared.mismatch,
+                                   totals=self._totals.told(), noted=self._noted.told())
 
     def end(self, error: Failure | None) -> None:
         """Report for the last time, from the main thread, how the script has ended."""
@@ -134,9 +137,7 @@ class Watch:
         self._noted.close()  # Python collects garbage at its end
         self._thread.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
-        self._told = self._told._replace(
-            time_s=time.monotonic(), ended=True, standing=_left(), mismatch=self._compared.mismatch,
-            totals=self._totals.told(), noted=self._noted.told(), failure=error, notes=_notes())
+        self._told = self._so_far()._replace(ended=True, standing=_left(), failure=error, notes=_notes())
         try:
             told.write(self._folder, self._told)
         except OSError:
