@@ -16,7 +16,7 @@ from book.job import command, ending, told
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
-from book.waiting.hang import Hang
+from book.waiting.hang import Group, Hang
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
@@ -383,6 +383,15 @@ def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(kind: str, pha
     assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1]
     assert lines[3].startswith("  rank 1 is late: it came last to ")
     assert lines[4].startswith(f"    what takes it longer than the others: {phase}, ")
+
+
+def test_groups_of_the_same_ranks_are_told_apart() -> None:
+    sums = {"0": (40, 160), "1": (3, 12)}
+    totals = {(Group(name, (0, 1)), "all_reduce"): each for name, each in sums.items()}
+    ranks = [Told(rank, 2, 2, 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
+    assert ending.summary(ranks, []).splitlines()[1:] == [
+        "  group of ranks 0, 1 (group 1 of 2): all_reduce 40; 160 bytes in a rank's tensors",
+        "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 bytes in a rank's tensors"]
 
 
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:

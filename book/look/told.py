@@ -1,12 +1,15 @@
 """L1: what was read from a job's files, in words: a line for what they are, then what they say."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from book.look.arrivals import JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import Flight, guilty, sentences
 from book.look.profiles import Profile, by_name, times
+from book.look.runs import FAILED, HUNG, Run
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
+from book.waiting.hang import Group
 from book.words import counted, named
 
 MOST_NAMES = 3
@@ -81,16 +84,42 @@ def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
     if made:
         which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
         yield f"{which}: {_time(made.median_s)} in the median"
-    if any(timeline.on_gpu for timeline in timelines):
+    if _on_gpu(timelines):
         yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
         return
-    found = arrivals_of(timelines) if len(timelines) > 1 else None
+    found = arrivals_of(timelines)
     if not found:
         yield f"who is late: too few {'exchanges' if len(timelines) > 1 else 'ranks'} to say"
         return
     shares = waiting_shares(timelines, found)
     yield f"waiting in communication: {_shares_told(found.ranks, shares)} of {found.wall_s:.3g} s"
     yield from _late_told(found, made)
+
+
+def late_told(timelines: Sequence[Timeline]) -> str:
+    """Who was late, in one sentence of what `timelines_told` says; "" if that is not known."""
+    found = None if _on_gpu(timelines) else arrivals_of(timelines)
+    return next(_late_told(found, steps(timelines))) if found else ""
+
+
+def _on_gpu(timelines: Sequence[Timeline]) -> bool:
+    return any(timeline.on_gpu for timeline in timelines)
+
+
+def end_told(run: Run) -> str:
+    """How a run ended, in one sentence: why it hung, or who was late; "" if it failed, or if that is not known."""
+    return run.cause if run.state == HUNG else "" if run.state == FAILED else late_told(run.timelines)
+
+
+def groups_told(groups: Iterable[Group]) -> dict[Group, str]:
+    """Each group by its ranks; of several with the same ranks it says which, in the order given."""
+    every = list(dict.fromkeys(groups))
+    sizes, before, found = Counter(group.ranks for group in every), Counter[tuple[int, ...]](), {}
+    for group in every:
+        before[group.ranks] += 1
+        number, size = before[group.ranks], sizes[group.ranks]
+        found[group] = named(group.ranks) + (f" (group {number} of {size})" if size > 1 else "")
+    return found
 
 
 def _shares_told(ranks: Sequence[int], shares: Sequence[float]) -> str:
