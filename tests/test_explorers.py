@@ -25,8 +25,8 @@ from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, pla
 from book.widgets import step_explorers, traffic_explorers
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
-from book.widgets.terms import in_seconds
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
+from book.words import in_seconds
 from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)

@@ -356,7 +356,7 @@ def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=kept)
     assert status == 0 and "rank 1 of __main__ has ['none', '--out', 'x']" in printed
     assert said == ("2 ranks ended\n  who is late: too few exchanges to say\n"
-                    "  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors\n"
+                    "  group of ranks 0, 1: all_reduce 2; 32 B in a rank's tensors\n"
                     f"a page on this run: {tmp_path / 'kept' / 'report.html'}")
     assert set(told.read(tmp_path / "kept" / "attempt0")) == {0, 1}
 
@@ -390,8 +390,8 @@ def test_groups_of_the_same_ranks_are_told_apart() -> None:
     totals = {(Group(name, (0, 1)), "all_reduce"): each for name, each in sums.items()}
     ranks = [Told(rank, 2, 2, 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
     assert ending.summary(ranks, []).splitlines()[1:] == [
-        "  group of ranks 0, 1 (group 1 of 2): all_reduce 40; 160 bytes in a rank's tensors",
-        "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 bytes in a rank's tensors"]
+        "  group of ranks 0, 1 (group 1 of 2): all_reduce 40; 160 B in a rank's tensors",
+        "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 B in a rank's tensors"]
 
 
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from book.look.profiles import Profile, by_name, times
 from book.look.runs import FAILED, HUNG, Run
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
 from book.waiting.hang import Group
-from book.words import counted, named
+from book.words import counted, in_seconds, named
 
 MOST_NAMES = 3
 MOST_RANKS = 8  # whose shares are told one by one
@@ -83,7 +83,7 @@ def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
     made = steps(timelines)
     if made:
         which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
-        yield f"{which}: {_time(made.median_s)} in the median"
+        yield f"{which}: {in_seconds(made.median_s)} in the median"
     if _on_gpu(timelines):
         yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
         return
@@ -143,10 +143,6 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
     num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
     times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
     yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
-           f"{_time(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
+           f"{in_seconds(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
     phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
-    yield f"  what takes it longer than the others: {phase}, {_time(seconds / num)} {each}"
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    yield f"  what takes it longer than the others: {phase}, {in_seconds(seconds / num)} {each}"

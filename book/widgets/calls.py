@@ -21,8 +21,7 @@ from book.look.spans import common, less, union
 from book.look.timelines import INNER_FIRST, OTHER, PHASES, Timeline, arrivals_of, waiting_shares
 from book.look.told import groups_told
 from book.widgets.page import Page, arranged, heading, table
-from book.widgets.terms import in_seconds
-from book.words import named
+from book.words import in_seconds, named
 
 TICKS = 100_000
 KINDS = (*PHASES, "exchange")
