@@ -5,7 +5,7 @@ picture. What ranks return, or the trace, or both become a verdict.
 Each part imports from the layers below its own (L3 may use L2, never the other way round), and within its own layer
 without circles.
 
-    L0  words         ranks, lists, counts and verbs as sentences write them
+    L0  words         ranks, lists, counts, verbs, bytes and times as sentences write them
         columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
         extras        packages that only some parts need, and the advice where one is missing
         blocks        parts of matrices, and the products that the book cuts
@@ -26,7 +26,7 @@ without circles.
         simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
-        job           a script of your own under torchrun: what its ranks do, seen from outside
+        job           a script of your own under torchrun: what its ranks do, seen from outside, and the lines of a run
         doctor        what a machine's ranks will stumble on: limits, names, networks; the speed of all-reduces
         hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
@@ -38,7 +38,8 @@ without circles.
     L3  plot          trace -> matplotlib figure
         twin          schedules, simulate and links once more, in JavaScript, for pages without a kernel
         widgets       trace -> animated player
-        report        `lockstep run` and `lockstep show`: what a job says of itself, in lines and as a page
+        report        the commands `lockstep run` and `lockstep show`, and their pages; `job` says the lines of a run,
+                      `look` those of files
         checks        verdicts on a learner's run that name the misconception
         legacy        old calls beside today's: both run, and what they said
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox

@@ -202,6 +202,7 @@ def _closed(figure: Figure) -> Figure:
 
 
 def _bytes(x: float) -> str:
+    # Not `words.in_bytes`: a tick needs a fourth digit, and notebooks store figures with these letters.
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if x >= size:
             return f"{x / size:.4g} {unit}"

@@ -212,27 +212,6 @@ class Trace:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TraceError(f"this is not a trace's JSON (write one with to_json): {error}") from error
 
-    def to_chrome(self) -> str:
-        """The trace in Chrome's trace-event format (open it in Perfetto): a thread per rank, times in microseconds.
-
-        On a logical clock a step lasts one microsecond.
-        """
-        slices = [self._slice(event) for event in self.events if event.kind not in ("hold", "memory")]
-        names = [{"ph": "M", "pid": 0, "tid": r, "name": "thread_name", "args": {"name": f"rank {r}"}}
-                 for r in range(self.world_size)]
-        return json.dumps({"traceEvents": names + slices, "displayTimeUnit": "ms"})
-
-    def _slice(self, event: Event) -> dict[str, Any]:
-        start = event.start_s * 1e6 if event.start_s is not None else event.step or 0
-        length: float = 1
-        if event.start_s is not None and event.end_s is not None:
-            length = (event.end_s - event.start_s) * 1e6
-        what = " ".join([event.kind if event.kind in ("send", "recv") else event.op or event.kind]
-                        + ([f"chunk {event.chunk}"] if event.chunk is not None else []))
-        known = {f.name: getattr(event, f.name) for f in fields(Event)}
-        args = {k: v for k, v in known.items() if v is not None and k not in ("rank", "start_s", "end_s")}
-        return {"ph": "X", "pid": 0, "tid": event.rank, "ts": start, "dur": length, "name": what, "args": args}
-
     def _head(self) -> dict[str, Any]:
         head = {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
                 "backend": self.backend, "promise": self.promise}

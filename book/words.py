@@ -1,4 +1,8 @@
-"""L0: ranks, lists, counts and verbs as the book's sentences write them: one way for each."""
+"""L0: ranks, lists, counts, verbs, bytes and times as the book's sentences write them.
+
+There is one way for each, but for two things: the chunk player's prose joins ranks by "and"
+(`widgets.player_words.ranks_named`), and figures write bytes as `plot` does. scene.js writes bytes and times as here.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -7,10 +11,15 @@ from typing import Any
 
 LONG_RUN = 5  # so many consecutive ranks or more are written as a range
 _VERBS = {"has": "have", "is": "are", "does": "do"}
+BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
+FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and is written in it
 
 
 def named(ranks: Iterable[int]) -> str:
-    """Ranks in words, five or more consecutive ones as a range: "rank 2", "ranks 0, 1, 4-63"."""
+    """Ranks in words, five or more consecutive ones as a range: "rank 2", "ranks 0, 1, 4-63".
+
+    `widgets.player_words.ranks_named` is for prose about the few ranks of a picture, "ranks 0, 1 and 3".
+    """
     numbers = [int(rank) for rank in ranks]
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     parts = [f"{run[0]}-{run[-1]}" if len(run) >= LONG_RUN else listed(run) for run in runs]
@@ -42,3 +51,20 @@ def agree(verb: str, who: int | Sequence[Any]) -> str:
     """A verb in the present tense, given as "waits" or "has", for one or for several."""
     num = who if isinstance(who, int) else len(who)
     return verb if num == 1 else _VERBS.get(verb, verb.removesuffix("s"))
+
+
+def in_bytes(num_bytes: float, zeros: bool = False) -> str:
+    """Bytes as "2.3 kB", 1 kB = 1000 B; with `zeros` always three digits, "2.30 kB", as columns need them."""
+    power = 0
+    while num_bytes >= 1000 * FULL and power < len(BYTES) - 1:
+        num_bytes, power = num_bytes / 1000, power + 1
+    digits = f"{num_bytes:#.3g}".removesuffix(".") if zeros and power else f"{num_bytes:.3g}"
+    return f"{digits} {BYTES[power]}"
+
+
+def in_seconds(seconds: float, unit: str = "") -> str:
+    """A time as "2.3 ms": in s, ms or µs, or in the given `unit`, as tables need it."""
+    if not seconds and not unit:
+        return "0 s"
+    fits = unit or next((name for name, per_s in SECONDS.items() if seconds * per_s >= FULL), "µs")
+    return f"{float(f'{seconds * SECONDS[fits]:.3g}'):g} {fits}"

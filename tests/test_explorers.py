@@ -25,8 +25,8 @@ from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, pla
 from book.widgets import step_explorers, traffic_explorers
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
-from book.widgets.terms import in_seconds
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
+from book.words import in_seconds
 from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
@@ -345,10 +345,10 @@ def recording() -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["dropped", "chosen", "chrome"])
+@pytest.mark.parametrize("how", ["dropped", "chosen"])
 def test_a_recording_is_shown_beside_the_ideal(show: Callable, recording: Trace, how: str) -> None:
     page = show(race_explorer())
-    text = recording.to_chrome() if how == "chrome" else recording.to_json()
+    text = recording.to_json()
     if how == "chosen":
         file = {"name": "run.json", "mimeType": "application/json", "buffer": text.encode()}
         page.locator("input[type=file]").set_input_files(file)
@@ -397,7 +397,7 @@ def test_a_recorded_backward_is_shown_with_its_all_reduces_on_the_chosen_links(s
     """Two gradients, a millisecond each; a bucket's all-reduce goes when its gradient is there and the link is free."""
     trace = recorded({0: [("head", 4_000)], 1: [("body", 8_000)]}, scale=1e-3)
     page = show(bucket_explorer(LAYERS))
-    drop(page, "run.json", trace.to_chrome())
+    drop(page, "run.json", trace.to_json())
     page.locator(".lk-own svg").nth(1).wait_for()
     dials = data_of(bucket_explorer(LAYERS))["dials"]
     chosen = {dial["key"]: dial["values"][dial["at"]] for dial in dials}
@@ -444,9 +444,8 @@ def test_a_recording_of_something_else_gets_a_sentence(show: Callable, make: Cal
     assert not page.locator(".lk-own svg").count()
 
 
-BAD = {"no.json": ("{", "This file is not JSON"),
+BAD = {"no.json": ("{", "this is not a trace's JSON"),
        "other.json": ('{"a": 1}', "this is not a trace's JSON"),
-       "empty.json": ('{"traceEvents": []}', "This Chrome trace has no messages"),
        "ranks.json": ('{"format": "lockstep trace 1", "world_size": 2, "clock": "modelled", "source": "simulated", '
                       '"events": {"rank": [0, 7], "kind": ["send", "send"]}}', "event 1 has rank 7"),
        "silent.json": ('{"format": "lockstep trace 1", "world_size": 2, "clock": "logical", "source": "recorded", '

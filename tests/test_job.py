@@ -16,7 +16,7 @@ from book.job import command, ending, told
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
-from book.waiting.hang import Hang
+from book.waiting.hang import Group, Hang
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
@@ -49,6 +49,11 @@ if rank == 1:
         sys.exit(3)
 if kind == "early" and rank == 1:
     sys.exit(0)
+if kind == "none":
+    try:
+        dist.all_gather([torch.ones(3)], torch.ones(3))
+    except (RuntimeError, ValueError):  # one tensor for two ranks
+        pass
 dist.all_reduce(torch.ones(4))
 print(f"rank {rank} of {__name__} has {sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
@@ -351,7 +356,7 @@ def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=kept)
     assert status == 0 and "rank 1 of __main__ has ['none', '--out', 'x']" in printed
     assert said == ("2 ranks ended\n  who is late: too few exchanges to say\n"
-                    "  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors\n"
+                    "  group of ranks 0, 1: all_reduce 2; 32 B in a rank's tensors\n"
                     f"a page on this run: {tmp_path / 'kept' / 'report.html'}")
     assert set(told.read(tmp_path / "kept" / "attempt0")) == {0, 1}
 
@@ -378,6 +383,15 @@ def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(kind: str, pha
     assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1]
     assert lines[3].startswith("  rank 1 is late: it came last to ")
     assert lines[4].startswith(f"    what takes it longer than the others: {phase}, ")
+
+
+def test_groups_of_the_same_ranks_are_told_apart() -> None:
+    sums = {"0": (40, 160), "1": (3, 12)}
+    totals = {(Group(name, (0, 1)), "all_reduce"): each for name, each in sums.items()}
+    ranks = [Told(rank, 2, 2, 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
+    assert ending.summary(ranks, []).splitlines()[1:] == [
+        "  group of ranks 0, 1 (group 1 of 2): all_reduce 40; 160 B in a rank's tensors",
+        "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 B in a rank's tensors"]
 
 
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:
@@ -423,7 +437,7 @@ def test_an_interrupt_ends_all_and_blames_nobody_but_says_who_was_late(text: str
 
 
 def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([str(tmp_path / "nothing.py")]) == 2
+    assert command.run(command.asked_for([str(tmp_path / "nothing.py")])) == 2
     assert "there is no script" in capsys.readouterr().err
 
 

@@ -445,7 +445,7 @@ def ring_with_a_hang(hangs_in: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("hangs_in", "unmet", "says"), [
     ("send", 3, ", and nobody receives it. All three links carry one chunk at once."),
-    ("recv", 0, "Ranks 0, 1, 2 wait to receive, and nobody sends.")])
+    ("recv", 0, "Ranks 0, 1 and 2 wait to receive, and nobody sends.")])
 def test_the_recording_of_a_hung_run_is_played_up_to_its_last_step(hangs_in: str, unmet: int, says: str) -> None:
     with pytest.raises(HangError) as caught:
         launch(ring_with_a_hang, 3, hangs_in, record=True, hang_s=0.5)

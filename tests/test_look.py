@@ -18,9 +18,10 @@ from book.__main__ import main
 from book.launch import HangError, launch
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
 from book.look.flights import Due, guilty, waits
-from book.look.runs import write_run
+from book.look.runs import read_run, write_run
 from book.look.timelines import NUM_ROWS, ROW, timeline
 from book.look.told import timelines_told
+from book.report.page import write_run_page
 from book.trace import Event, Trace
 from book.waiting.hang import Group
 from book.widgets.calls import KINDS, TICKS, Calls
@@ -222,9 +223,10 @@ def run_in(folder: Path, num_ranks: int = 4, num_steps: int = 20, state: str = "
         for ring, rows in zip(rings, (one.calls, one.phases)):
             ring[rows["number"] % NUM_ROWS] = rows
         (folder / f"{one.rank}.ring").write_bytes(rings.tobytes())
-    totals = {(timelines[0].groups[0], "all_reduce"): (2 * num_steps, 4096)}
+    totals = {(timelines[0].groups[0], "all_reduce"): (2 * num_steps, 4096),
+              (timelines[0].groups[0]._replace(name="again"), "all_reduce"): (3, 12)}
     write_run(folder, state, [*timelines_told(timelines), "cause: <b>"], {f"{one.rank}.ring": one for one in timelines},
-              totals)
+              totals, "cause: rank 2 is missing")
     return folder
 
 
@@ -233,16 +235,38 @@ def test_a_run_is_shown_again_with_its_page(tmp_path: Path, capsys: pytest.Captu
     assert main(["show", str(folder), "--out", str(page)]) == 0
     said, html = capsys.readouterr().out, page.read_text("utf-8")
     assert "rank 2 is late: it came last to 19 of 19 exchanges" in said
-    assert "rank 2 is late: it came last" in html and "cause: &lt;b&gt;" in html and "<td>4,096</td>" in html
-    data = json.loads(unescape(re.search(r"data-lockstep-calls='([^']*)'", html)[1]))
-    lanes, (start, *stops) = data["runs"][0]["lanes"], data["runs"][0]["stops"]
+    assert "rank 2 is late: it came last" in html and "cause: &lt;b&gt;" in html
+    assert re.findall("<tr><td>(.*?)</td><td>all_reduce</td><td>(.*?)</td><td>(.*?)</td>", html) == [
+        ("ranks 0, 1, 2, 3 (group 1 of 2)", "40", "4,096"), ("ranks 0, 1, 2, 3 (group 2 of 2)", "3", "12")]
+    data = shown_on(page)
+    lanes, (start, *stops) = data["lanes"], data["stops"]
     assert len(lanes) == 4 and start["t"] == 0 and stops[-1]["t"] == TICKS == 100_000
+    assert stops[-1]["say"][0][1].startswith("rank 2 is late: it came last to 19 of 19 exchanges")
     assert stops[0]["say"] == [["Rank 2 comes last", ", 20 ms after the one before it and 20 ms after the first."]]
     lengths = [sum(lane[place + 2] for place in range(0, len(lane), 3) if lane[place] == KINDS.index("backward"))
                for lane in lanes]
     assert lengths[2] == pytest.approx(2 * lengths[0], rel=0.15) and lengths[0] == lengths[1] == lengths[3]
     assert all(sum(lane[1::3]) + sum(lane[2::3]) <= TICKS for lane in lanes)
     assert not re.search(r"(src|href)=[\"']?(http|//)", html)
+
+
+def shown_on(page: Path) -> dict[str, Any]:
+    """The data of the picture on a page."""
+    written = re.search(r"data-lockstep-calls='([^']*)'", page.read_text("utf-8"))
+    assert written is not None
+    shown: dict[str, Any] = json.loads(unescape(written[1]))["runs"][0]
+    return shown
+
+
+@pytest.mark.parametrize("state, title, end", [
+    ("ended", "that has ended", "rank 2 is late: "), ("interrupted", "that was interrupted", "rank 2 is late: "),
+    ("failed", "that has failed", "The end."), ("hung", "that hangs", "cause: rank 2 is missing")])
+def test_the_page_of_a_run_says_how_it_ended(state: str, title: str, end: str, tmp_path: Path) -> None:
+    """Whatever its lines have said: here the first cause among them is another."""
+    page = tmp_path / "report.html"
+    write_run_page(page, read_run(run_in(tmp_path / "run", state=state) / "run.json"))
+    assert f"<h1>A run of 4 ranks {title}</h1>" in page.read_text("utf-8")
+    assert shown_on(page)["stops"][-1]["say"][0][1].startswith(end)
 
 
 def test_a_page_of_many_ranks_is_light_and_made_at_once(tmp_path: Path) -> None:
@@ -293,6 +317,6 @@ def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["a trace of 2 ranks, recorded on gloo, measured times", "  all ranks together: all_reduce 18"]
     assert said[3].startswith("  rank 1 is late: it came last to 5 of 5 exchanges")
-    assert "data-lockstep-calls" in (tmp_path / "page.html").read_text("utf-8")
+    assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", said[3].strip()]]
     path.write_text(path.read_text()[:-9])
     assert main(["show", str(path)]) == 2 and "this is not a trace's JSON" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, state_bytes
 from book.widgets import memory_bars, memory_player
 from book.widgets.memory_run import read_held
 from book.widgets.memory import begin, told
-from book.widgets.terms import in_bytes
+from book.words import in_bytes
 from tests.memory import recorded, run_of
 from tests.players import (assert_readable, axe_finds, caption, captions, contrasts, figures, first, paint, press,
                            scrub, state, until)

@@ -14,7 +14,7 @@ from book.widgets import memory_bars, memory_player
 from book.widgets.memory import MemoryPlayer
 from book.widgets.memory_run import Held, read_held
 from book.widgets.memory import begin, figures, told
-from book.widgets.terms import in_bytes
+from book.words import in_bytes
 from tests.memory import recorded, run_of
 
 FORWARD = ["all_gather", "forward", "free"]

@@ -27,7 +27,7 @@ from book.cost.__main__ import main
 from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, torchtitan_config
 from book.cost.layouts import all_layouts, divisors
 from book.cost.models import SOURCES
-from book.cost.published import A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted
+from book.cost.published import A100, FITTED, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted
 from book.cost.search import explain, search, usable_bytes
 from book.cost.step import PARTS, estimates
 from book.cost.traffic import replicated_sent_bytes
@@ -238,6 +238,9 @@ def test_an_empty_list_or_batch_raises_a_clear_error():
     for batch in (0, -32):
         with pytest.raises(ValueError, match="global_batch is at least one sequence"):
             estimate(MODEL, EVERYTHING, LAYOUT, batch)
+
+
+HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)
 
 
 def test_the_constants_are_fitted_to_four_rows_only():

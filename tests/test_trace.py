@@ -55,15 +55,6 @@ def test_logical_of_another_program_differs():
     assert other.logical() != ring().logical()
 
 
-def test_chrome_has_a_slice_per_message_end_in_microseconds():
-    slices = [e for e in json.loads(ring().to_chrome())["traceEvents"] if e["ph"] == "X"]
-    assert len(slices) == 2 * 24
-    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(ring().duration_s * 1e6)
-    assert slices[0]["name"] == "send chunk 0" and slices[0]["args"]["peer"] == 1
-    logical = json.loads(ring().logical().to_chrome())["traceEvents"]
-    assert max(e["ts"] + e["dur"] for e in logical if e["ph"] == "X") == 6
-
-
 @pytest.mark.parametrize("arguments", [("sundial", "simulated"), ("measured", "invented")])
 def test_an_invalid_clock_or_source_is_refused(arguments):
     with pytest.raises(TraceError, match="must be one of"):
@@ -103,8 +94,6 @@ def test_a_bucket_goes_with_its_gradients_and_its_all_reduce():
     trace = Trace(events, 1, "measured", "recorded")
     assert Trace.from_json(trace.to_json()) == trace
     assert [event.bucket for event in trace.logical().events] == [0, 0, None]
-    buckets = [e["args"].get("bucket") for e in json.loads(trace.to_chrome())["traceEvents"] if e["ph"] == "X"]
-    assert buckets == [0, None, 0]
     with pytest.raises(TraceError, match="bucket must be a whole number"):
         Trace([Event(0, "compute", bucket=0.5)], 1, "measured", "recorded")
 
@@ -119,7 +108,7 @@ def test_a_hang_has_no_duration_but_a_timeline():
     """The reader's case: nothing completed, so no event has an end."""
     waiting = Trace([Event(r, "recv", peer=1 - r, step=0, start_s=0.1 * r) for r in (0, 1)], 2, "measured", "recorded")
     assert waiting.duration_s is None
-    assert waiting.to_chrome() and waiting.logical().num_steps == 1
+    assert waiting.logical().num_steps == 1
 
 
 MODELLED = json.loads(simulate(ring_all_reduce(4), 1e6, LINK).to_json())

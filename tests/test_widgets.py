@@ -31,8 +31,8 @@ from book.trace import Event, Trace
 from book.widgets import panel, pipeline_player, play, race
 from book.widgets.player import run_payload
 from book.widgets.registry import ASSETS, STYLE, TWIN, WIDGETS, loaded, module, path_of, plain, text_of
-from book.widgets.terms import in_bytes, in_seconds, percent, spelled
-from book.words import counted
+from book.widgets.terms import percent, spelled
+from book.words import counted, in_bytes, in_seconds
 from tests.by_value import sent_by_value
 from tests.players import MOST_PAGE_BYTES, compressed, html_of
 

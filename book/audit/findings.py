@@ -2,7 +2,7 @@
 
 A finding is a function `look(ranks)` that yields a sentence for each thing it finds wrong, and nothing in a run that is
 right. It reads facts only, never words. To add one, write it where its notes are taken and name it in `FINDINGS`; a
-program with that fault goes into `examples/faults.py`.
+program with that fault goes into `examples/faults_in_silence.py`.
 """
 from __future__ import annotations
 

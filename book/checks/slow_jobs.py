@@ -179,7 +179,7 @@ def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequenc
         return " ".join(str(part) for part in got if part is not None)
     kind, rank, phase = got
     if kind != want[0]:
-        _explain_kind(kind, rank, want, waits, case)
+        _explain_kind(kind, rank, want, case)
     require(kind == "rank", f"{case}: it is {kind}: return None for the rank and None for the phase")
     require(rank in range(len(waits)), f"{case}: there is no rank {rank!r} among 0 to {len(waits) - 1}. `lost` wants a "
             "row for each collective, and `called` is by rank and then by step")
@@ -193,8 +193,7 @@ def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequenc
         "wait in it?")
 
 
-def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], waits: Sequence[float],
-                  case: str) -> None:
+def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], case: str) -> None:
     """Raise CheckFailed for an answer of another kind."""
     if want[0] == "rank":
         refuse(kind == "messages", f"{case}: you blame the messages, but ranks that wait for rank {want[1]} are in "

@@ -26,9 +26,7 @@ Gradients = Mapping[str, Any]  # None if there is no gradient
 class CheckFailed(AssertionError):
     """A learner's answer is wrong; the message says how."""
 
-    def _render_traceback_(self) -> list[str]:
-        # IPython prints this instead of a traceback into this package, which does not help a learner.
-        return [f"{type(self).__name__}: {self}"]
+    _render_traceback_ = LaunchError._render_traceback_  # one line, without frames of this package
 
 
 def require(holds: object, message: str) -> None:

@@ -90,8 +90,8 @@ def ring_reduce_scatter_s(world_size: int, num_bytes: float, link: Link) -> floa
 
 
 def ring_all_gather_s(world_size: int, num_bytes: float, link: Link) -> float:
-    """(p-1) alpha + (p-1)/p n beta (thakur2005)."""
-    return (world_size - 1) * link.transfer_s(num_bytes / world_size)
+    """(p-1) alpha + (p-1)/p n beta (thakur2005): as `scatter_s`, for a chunk leaves each rank in each of p-1 steps."""
+    return scatter_s(world_size, num_bytes, link)
 
 
 def ring_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:

@@ -155,7 +155,6 @@ WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
 REPLICATED, TURING, MEGASCALE, TORCHTITAN = _replicated(), _turing(), _megascale(), _torchtitan()
 SHARDED = _sharded()  # ZeRO-3 alone: the formulas underestimate these steps, so they are neither fitted nor held out
 FITTED = WEAK_SCALING[::3]  # the rows that the constants are fitted to; the other rows of these two papers are held out
-HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)
 
 
 def fitted(cluster: Cluster, rows: Sequence[Published]) -> Cluster:

@@ -207,7 +207,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
             return kept
         with grader.ranks() as ranks:
             record["exercises"] = {str(n): grader.attempt(n, submission, ranks) for n in labs.points(grader.lab)}
-    return _close(grader, record, done, again=True)
+    return _close(grader, record, done, may_retry=True)
 
 
 @contextmanager
@@ -233,15 +233,15 @@ def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record]
         for number, exercise in record["exercises"].items():
             if failed or exercise.get("retry"):
                 record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
-    return _close(grader, record, done, again=False)
+    return _close(grader, record, done, may_retry=False)
 
 
-def _close(grader: Grader, record: Record, done: Callable[[Record], None], again: bool) -> Record:
+def _close(grader: Grader, record: Record, done: Callable[[Record], None], may_retry: bool) -> Record:
     """Adds up the points; a complete record is written to disk atomically."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
     unsettled = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
-    record["complete"] = not (again and unsettled)
+    record["complete"] = not (may_retry and unsettled)
     if record["complete"]:
         write_whole(grader.out / "students" / f"{record['slug']}.json", record)
         done(record)

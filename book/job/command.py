@@ -20,13 +20,8 @@ JUDGE_LIMIT_S = 60.0
 REPORT = "report.html"
 
 
-def main(arguments: list[str]) -> int:
-    """Run a script on so many ranks; returns torchrun's exit status, 2 for a script that is not there."""
-    return run(asked_for(arguments))
-
-
 def run(asked: argparse.Namespace) -> int:
-    """Run what a command line asks for; returns the same."""
+    """Run a script on so many ranks; returns torchrun's exit status, 2 for a script that is not there."""
     if not Path(asked.script).is_file():
         print(f"there is no script {asked.script}", file=sys.stderr)
         return 2

@@ -11,15 +11,14 @@ from book.job.told import Told
 from book.launch.meanwhile import Other, time_up
 from book.launch.supervise import hang_of, raised
 from book.look.timelines import Timeline
-from book.look.told import timelines_told
+from book.look.told import groups_told, timelines_told
 from book.waiting.causes import causes
 from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Hang, Standing
-from book.words import counted, named
+from book.words import counted, in_bytes, named
 
 AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def difference(words: str, hang: Hang | None) -> str:
@@ -117,10 +116,11 @@ def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
     groups: dict[Group, dict[str, tuple[int, int]]] = {}
     for (group, name), sums in totals(ranks).items():
         groups.setdefault(group, {})[name] = sums
+    names = groups_told(groups)
     for group, each in groups.items():
         made = ", ".join(f"{name} {calls}" for name, (calls, _) in sorted(each.items(), key=lambda one: -one[1][0]))
         size = sum(size for _, size in each.values())
-        lines.append(f"  group of {named(list(group.ranks))}: {made}; {_bytes(size)} in a rank's tensors")
+        lines.append(f"  group of {names[group]}: {made}; {in_bytes(size)} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
     notes = _notes(ranks) if everyone else []
     return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
@@ -149,8 +149,3 @@ def totals(ranks: Sequence[Told]) -> dict[tuple[Group, str], tuple[int, int]]:
             most_calls, most_bytes = found.get(key, (0, 0))
             found[key] = max(calls, most_calls), max(size, most_bytes)
     return found
-
-
-def _bytes(number: int) -> str:
-    unit, name = next(((unit, name) for unit, name in UNITS if number >= unit), (1, "bytes"))
-    return f"{number / unit:.3g} {name}"

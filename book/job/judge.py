@@ -26,7 +26,7 @@ from book.look.timelines import Timeline, timeline_of
 from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Hang, Standing
-from book.waiting.message import message
+from book.waiting.message import causes_told, message
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
@@ -43,7 +43,7 @@ class Judge:
         self._attempt: Path | None = None
         self._members: dict[int, Member] = {}
         self._said: list[str] = []
-        self._told_hang = ""  # the verdict on the hang that has been told
+        self._told_hang = self._cause = ""  # the verdict on the hang that has been told, and its first cause
         self._told_failure = self._told_mismatch = self._interrupted = False
         self._differs_s = 0.0  # since when something is known to differ
 
@@ -88,7 +88,7 @@ class Judge:
         """Leave in the folder what is known of the run, for its page."""
         totals = ending.totals([member.told for member in self._members.values()])
         with suppress(OSError):
-            runs.write_run(Path(self._folder), state, self._said, self._rings(), totals)
+            runs.write_run(Path(self._folder), state, self._said, self._rings(), totals, self._cause)
 
     def _look(self) -> None:
         latest = told.latest(self._folder)
@@ -111,7 +111,9 @@ class Judge:
             self._say("the ranks go on")
         if verdict and not self._told_hang:
             limit_s = self._hang_s * (QUIET if verdict == "quiet" else 1)
-            self._say(message(self._hang(), verdict, limit_s))
+            hang = self._hang()
+            self._say(message(hang, verdict, limit_s))
+            self._cause = next(iter(causes_told(hang, verdict)), "")
             self._keep(runs.HUNG)
             if self._ends_hung:
                 self._end()

@@ -1,10 +1,4 @@
 """L2: what a rank notes of its calls and of the phases around them, in a ring that is bounded and outlives the process.
-
-    from book.job.noted import note
-    def train():
-        noted = note()  # before init_process_group
-        ...
-        return noted.timeline()
 """
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from book import tap
-from book.look.timelines import NUM_BYTES, NUM_ROWS, ROW, Timeline, timeline_of
+from book.look.timelines import NUM_BYTES, NUM_ROWS, ROW
 from book.tap import Op, Subscriber
 from book.waiting.hang import Group
 
@@ -38,8 +32,8 @@ def _phase(number: int) -> int:
 class Noted(Subscriber):
     """Notes calls and phases in a memory that others may map; the last `NUM_ROWS` of each."""
 
-    def __init__(self, rank: int, memory: Any) -> None:
-        self.rank, self._memory = rank, memory
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
         self._names: dict[str, int] = {}
         self._groups: dict[Any, int] = {}
         self._count = itertools.count(1)
@@ -98,10 +92,6 @@ class Noted(Subscriber):
         groups = [Group(each.name, tuple(sorted(each.ranks))) for each in list(self._groups)]
         return (*list(self._names),), tuple(groups), self.on_gpu
 
-    def timeline(self) -> Timeline:
-        """What has been noted so far."""
-        return timeline_of(self.rank, self._memory, *self.told())
-
 
 def mapped(path: str | os.PathLike[str]) -> Any:
     """The memory of a ring in a file, which is made if it is not there."""
@@ -113,12 +103,11 @@ def mapped(path: str | os.PathLike[str]) -> Any:
         os.close(file)
 
 
-def note(rank: int | None = None, memory: Any = None) -> Noted:
-    """Note the calls and phases of this process from now on; the rank is that of its environment unless given."""
+def note(memory: Any) -> Noted:
+    """Note the calls and phases of this process from now on, in a memory of NUM_BYTES bytes."""
     from book.job import phases
     tap.start()
-    noted = Noted(int(os.environ.get("RANK", 0)) if rank is None else rank,
-                  bytearray(NUM_BYTES) if memory is None else memory)
+    noted = Noted(memory)
     tap.subscribe(noted)
     phases.install(noted)
     return noted

@@ -36,7 +36,6 @@ from book.waiting.hang import Group, Standing
 SILENT_S = 3.0
 LOOK_S = 0.5
 OTHERS_S = 8 * LOOK_S  # for other ranks to say what they have called
-STILL_S = 1.0  # a rank that has stood still for less says only that it is there
 
 
 class Totals(Subscriber):
@@ -46,16 +45,21 @@ class Totals(Subscriber):
         self._of: dict[tuple[Any, str], list[int]] = {}
 
     def before(self, op: Op) -> None:
-        if op.inside:
-            return
-        total = self._of.setdefault((op.group, op.function or op.kind), [0, 0])
-        total[0] += 1
-        total[1] += op.num_bytes
+        self._add(op, 1)
+
+    def withdrawn(self, op: Op) -> None:
+        self._add(op, -1)
+
+    def _add(self, op: Op, times: int) -> None:
+        if not op.inside:
+            total = self._of.setdefault((op.group, op.function or op.kind), [0, 0])
+            total[0] += times
+            total[1] += times * op.num_bytes
 
     def told(self) -> dict[tuple[Group, str], tuple[int, int]]:
         """The sums so far."""
         return {(Group(group.name, tuple(sorted(group.ranks))), name): (calls, size)
-                for (group, name), (calls, size) in list(self._of.items())}
+                for (group, name), (calls, size) in list(self._of.items()) if calls > 0}
 
 
 class Watch:
@@ -68,7 +72,7 @@ class Watch:
         self._totals, self._compared = Totals(), Compared(board, self._tell_at_once)
         exchanged = Exchanged(board.mail, first.world_size, self._compared)
         audit.start(is_received=exchanged.is_received)
-        self._noted = note(first.rank, mapped(told.ring_file(folder, first.rank)))
+        self._noted = note(mapped(told.ring_file(folder, first.rank)))
         compared: tuple[Subscriber, ...] = (self._compared, exchanged)
         for subscriber in (Peers(), History(), Requests(), Models(), self._totals, *compared):
             tap.subscribe(subscriber)
@@ -104,9 +108,8 @@ class Watch:
     def _tell_at_once(self) -> None:
         """Report what can't be right, and wait for the other ranks to say what they have called."""
         with self._writes, suppress(OSError):
-            told.write(self._folder, self._told._replace(
-                time_s=time.monotonic(), mismatch=self._compared.mismatch, notes=_of_mismatch(_notes()),
-                standing=_left()._replace(main=Doing(Kind.COMPUTES))))
+            told.write(self._folder, self._so_far()._replace(
+                notes=_of_mismatch(_notes()), standing=_left()._replace(main=Doing(Kind.COMPUTES))))
         now_s = time.monotonic()
         while time.monotonic() < now_s + OTHERS_S and not all(
                 said.ended or (said.standing and said.time_s >= now_s) or said.rank == self._told.rank
@@ -118,11 +121,15 @@ class Watch:
         still_s = self._stillness.measure_s()
         serial = max((op.serial for op in tap.ops()[-1:]), default=0)
         moves = serial != self._told.serial
-        self._told = self._told._replace(
-            time_s=time.monotonic(), serial=serial, mismatch=self._compared.mismatch,
-            still_s=0.0 if moves else still_s, totals=self._totals.told(), noted=self._noted.told(),
+        self._told = self._so_far()._replace(
+            serial=serial, still_s=0.0 if moves else still_s,
             standing=None if moves else report(_nothing, _nothing, self._stillness.polled).standing)
         return self._told
+
+    def _so_far(self) -> Told:
+        """What this rank last said of itself, with what has been noted since."""
+        return self._told._replace(time_s=time.monotonic(), mismatch=self._compared.mismatch,
+                                   totals=self._totals.told(), noted=self._noted.told())
 
     def end(self, error: Failure | None) -> None:
         """Report for the last time, from the main thread, how the script has ended."""
@@ -130,9 +137,7 @@ class Watch:
         self._noted.close()  # Python collects garbage at its end
         self._thread.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
-        self._told = self._told._replace(
-            time_s=time.monotonic(), ended=True, standing=_left(), mismatch=self._compared.mismatch,
-            totals=self._totals.told(), noted=self._noted.told(), failure=error, notes=_notes())
+        self._told = self._so_far()._replace(ended=True, standing=_left(), failure=error, notes=_notes())
         try:
             told.write(self._folder, self._told)
         except OSError:

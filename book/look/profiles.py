@@ -82,7 +82,6 @@ class Times:
     computing_s: float
     messages_s: float
     exposed_s: float
-    copies_s: float
     idle_s: float
 
 
@@ -166,7 +165,7 @@ def times(profile: Profile) -> Times:
     busy = union(np.concatenate([computing, messages, copies]))
     span_s = float(busy[-1, 1] - busy[0, 0]) if len(busy) else 0.0
     messages_s = length(messages)
-    return Times(span_s, length(computing), messages_s, length(less(messages, computing)), length(copies),
+    return Times(span_s, length(computing), messages_s, length(less(messages, computing)),
                  span_s - length(busy))
 
 

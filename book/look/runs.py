@@ -12,7 +12,7 @@ import numpy as np
 from book.look.timelines import NUM_BYTES, Timeline, timeline_of
 from book.waiting.hang import Group
 
-FILE, FORMAT = "run.json", "lockstep run 1"
+FILE, FORMAT = "run.json", "lockstep run 2"
 ENDED, HUNG, FAILED, INTERRUPTED = STATES = ("ended", "hung", "failed", "interrupted")
 Totals = Mapping[tuple[Group, str], tuple[int, int]]  # by group and operation: calls, bytes
 
@@ -23,12 +23,13 @@ class RunFileError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A job: how it ended, what was said of it, the notes of its ranks, and what they called."""
+    """A job: how it ended, what was said of it, the notes of its ranks, what they called, and why it hung."""
 
     state: str
     said: tuple[str, ...]
     timelines: tuple[Timeline, ...]
     totals: Totals
+    cause: str  # of a hang, as it was told; "" if it has none
 
 
 def is_run(path: Path) -> bool:
@@ -36,14 +37,15 @@ def is_run(path: Path) -> bool:
     return path.name == FILE
 
 
-def write_run(folder: Path, state: str, said: Sequence[str], rings: Mapping[str, Timeline], totals: Totals) -> None:
+def write_run(folder: Path, state: str, said: Sequence[str], rings: Mapping[str, Timeline], totals: Totals,
+              cause: str) -> None:
     """Tell of a run in its folder; `rings` are the files with the ranks' notes, by their paths there."""
     ranks = [{"ring": path, "rank": each.rank, "names": each.names, "on_gpu": each.on_gpu,
               "groups": [list(group) for group in each.groups]} for path, each in rings.items()]
     sums = [{"group": list(group), "name": name, "calls": calls, "bytes": size}
             for (group, name), (calls, size) in totals.items()]
     new = folder / f"{FILE}.new"
-    told = {"format": FORMAT, "state": state, "said": said, "ranks": ranks, "totals": sums}
+    told = {"format": FORMAT, "state": state, "said": said, "ranks": ranks, "totals": sums, "cause": cause}
     new.write_text(json.dumps(told), "utf-8")
     new.replace(folder / FILE)
 
@@ -57,7 +59,8 @@ def read_run(path: Path) -> Run:
         timelines = [_timeline(path.parent, rank) for rank in found["ranks"]]
         totals = {(_group(one["group"]), str(one["name"])): (int(one["calls"]), int(one["bytes"]))
                   for one in found["totals"]}
-        return Run(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals)
+        return Run(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals,
+                   str(found["cause"]))
     except OSError as error:
         raise RunFileError(f"{error.filename or path} can't be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:

@@ -1,13 +1,16 @@
 """L1: what was read from a job's files, in words: a line for what they are, then what they say."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from book.look.arrivals import JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import Flight, guilty, sentences
 from book.look.profiles import Profile, by_name, times
+from book.look.runs import FAILED, HUNG, Run
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
-from book.words import counted, named
+from book.waiting.hang import Group
+from book.words import counted, in_seconds, named
 
 MOST_NAMES = 3
 MOST_RANKS = 8  # whose shares are told one by one
@@ -80,17 +83,43 @@ def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
     made = steps(timelines)
     if made:
         which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
-        yield f"{which}: {_time(made.median_s)} in the median"
-    if any(timeline.on_gpu for timeline in timelines):
+        yield f"{which}: {in_seconds(made.median_s)} in the median"
+    if _on_gpu(timelines):
         yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
         return
-    found = arrivals_of(timelines) if len(timelines) > 1 else None
+    found = arrivals_of(timelines)
     if not found:
         yield f"who is late: too few {'exchanges' if len(timelines) > 1 else 'ranks'} to say"
         return
     shares = waiting_shares(timelines, found)
     yield f"waiting in communication: {_shares_told(found.ranks, shares)} of {found.wall_s:.3g} s"
     yield from _late_told(found, made)
+
+
+def late_told(timelines: Sequence[Timeline]) -> str:
+    """Who was late, in one sentence of what `timelines_told` says; "" if that is not known."""
+    found = None if _on_gpu(timelines) else arrivals_of(timelines)
+    return next(_late_told(found, steps(timelines))) if found else ""
+
+
+def _on_gpu(timelines: Sequence[Timeline]) -> bool:
+    return any(timeline.on_gpu for timeline in timelines)
+
+
+def end_told(run: Run) -> str:
+    """How a run ended, in one sentence: why it hung, or who was late; "" if it failed, or if that is not known."""
+    return run.cause if run.state == HUNG else "" if run.state == FAILED else late_told(run.timelines)
+
+
+def groups_told(groups: Iterable[Group]) -> dict[Group, str]:
+    """Each group by its ranks; of several with the same ranks it says which, in the order given."""
+    every = list(dict.fromkeys(groups))
+    sizes, before, found = Counter(group.ranks for group in every), Counter[tuple[int, ...]](), {}
+    for group in every:
+        before[group.ranks] += 1
+        number, size = before[group.ranks], sizes[group.ranks]
+        found[group] = named(group.ranks) + (f" (group {number} of {size})" if size > 1 else "")
+    return found
 
 
 def _shares_told(ranks: Sequence[int], shares: Sequence[float]) -> str:
@@ -114,10 +143,6 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
     num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
     times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
     yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
-           f"{_time(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
+           f"{in_seconds(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
     phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
-    yield f"  what takes it longer than the others: {phase}, {_time(seconds / num)} {each}"
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    yield f"  what takes it longer than the others: {phase}, {in_seconds(seconds / num)} {each}"

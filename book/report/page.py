@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from book.look.runs import HUNG, Run, Totals
+from book.look.runs import ENDED, FAILED, HUNG, INTERRUPTED, Run, Totals
 from book.look.timelines import Timeline
+from book.look.told import end_told
 from book.widgets.calls import Calls, totals_table
 from book.widgets.registry import standalone
 
@@ -19,28 +20,22 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospac
 th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884 }
 :root { color-scheme: light dark }
 </style>"""
+TITLES = {ENDED: "has ended", HUNG: "hangs", FAILED: "has failed", INTERRUPTED: "was interrupted"}
 
 
 def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), totals: Totals | None = None,
-         hangs: bool = False) -> str:
-    """The HTML; without timelines there is no picture, without totals no table."""
+         end: str = "", hangs: bool = False) -> str:
+    """The HTML; without timelines there is no picture, which ends with the sentence `end`, without totals no table."""
     parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{escape(chr(10).join(said))}</pre>"]
     if any(len(each.calls) for each in timelines):
-        parts.append(Calls(timelines, end=_end(said, hangs), hangs=hangs).html())
+        parts.append(Calls(timelines, end=end, hangs=hangs).html())
     if totals:
         parts += ["<h2>What was called</h2><div class=wide>",
-                  totals_table({(group.ranks, name): sums for (group, name), sums in totals.items()}), "</div>"]
+                  totals_table(totals), "</div>"]
     return standalone("calls", title, "\n".join(parts))
 
 
 def write_run_page(path: Path, run: Run) -> None:
     """Write the page of a run to a file."""
-    title = f"A run of {len(run.timelines)} ranks that {'hangs' if run.state == HUNG else f'has {run.state}'}"
-    title = title.replace("has interrupted", "was interrupted")
-    path.write_text(page(title, run.said, run.timelines, run.totals, run.state == HUNG), "utf-8")
-
-
-def _end(said: Sequence[str], hangs: bool) -> str:
-    """The sentence that belongs below the end of the picture."""
-    words = ("cause: ",) if hangs else ("is late: ", "no rank is late", "late is now")
-    return next((line.strip() for line in said if any(word in line for word in words)), "")
+    title = f"A run of {len(run.timelines)} ranks that {TITLES[run.state]}"
+    path.write_text(page(title, run.said, run.timelines, run.totals, end_told(run), run.state == HUNG), "utf-8")

@@ -10,7 +10,7 @@ from book.look.dumps import read_dumps
 from book.look.profiles import TraceFileError, is_profile, read_profile
 from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
 from book.look.timelines import Timeline
-from book.look.told import dumps_told, profiles_told, timelines_told
+from book.look.told import dumps_told, end_told, late_told, profiles_told, timelines_told
 from book.report.traces import timelines_in, timelines_of, trace_told
 from book.trace import Trace, TraceError
 
@@ -20,12 +20,13 @@ TRACE, RECORDING = b'{"format": "lockstep trace', b'{"format": "lockstep recordi
 
 @dataclass
 class Shown:
-    """What files say: lines, and why others can't be read; what there is for a picture."""
+    """What files say: lines, and why others can't be read; what there is for a picture, and the sentence at its end."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     timelines: Sequence[Timeline] = ()
     totals: Totals = field(default_factory=dict)
+    end: str = ""
     hangs: bool = False
 
 
@@ -78,7 +79,8 @@ def _tell(found: Shown, paths: Sequence[Path], add: Callable[[Shown, Sequence[Pa
 def _add_run(found: Shown, paths: Sequence[Path]) -> None:
     run = read_run(paths[0])
     found.lines += run.said or [*timelines_told(run.timelines)]
-    found.timelines, found.totals, found.hangs = run.timelines, run.totals, run.state == HUNG
+    found.timelines, found.totals = run.timelines, run.totals
+    found.end, found.hangs = end_told(run), run.state == HUNG
 
 
 def _add_trace(found: Shown, paths: Sequence[Path]) -> None:
@@ -93,6 +95,7 @@ def _add_recordings(found: Shown, paths: Sequence[Path]) -> None:
 def _add(found: Shown, trace: Trace) -> None:
     found.lines += trace_told(trace)
     found.timelines = timelines_in(trace)
+    found.end = late_told(found.timelines) if trace.clock == "measured" else ""
 
 
 def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:

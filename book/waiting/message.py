@@ -21,11 +21,16 @@ def message(hang: Hang, verdict: str, limit_s: float) -> str:
         "quiet": f"no rank has called another for {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    word = "possible cause" if verdict in ("late", "quiet") else "cause"  # a slow run may be caught anywhere
-    lines = [first, *(f"{word}: {cause}" for cause in causes(hang)), *_lines(hang.ranks)]
+    lines = [first, *causes_told(hang, verdict), *_lines(hang.ranks)]
     if any(standing.main.kind is Kind.CALL and standing.main.operation == "new_group" for standing in hang.ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
+
+
+def causes_told(hang: Hang, verdict: str) -> list[str]:
+    """The causes of a run that stands as `verdict` says, a line each."""
+    word = "possible cause" if verdict in ("late", "quiet") else "cause"  # a slow run may be caught anywhere
+    return [f"{word}: {cause}" for cause in causes(hang)]
 
 
 def _lines(ranks: Sequence[Standing]) -> Iterator[str]:

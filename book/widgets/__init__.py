@@ -32,7 +32,7 @@ writes it, with its scripts and styles, as one file, which any browser shows wit
 
     registry        all widgets, and which script draws each; scripts import what they need
     page, live      what all widgets share: a page with data and words; an anywidget around it, if there is one (show)
-    terms           how their texts write bytes, times, names and counts
+    terms           how their texts write names from code, where a trace comes from, and shares
     scene.js        what all scripts and all data share; widgets.css has the styles of all widgets
 
 Beside the mesh explorer they are of three families:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from book.trace import SCORES, Trace
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, origin
-from book.words import counted, joined
+from book.widgets.terms import origin
+from book.words import counted, in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -10,17 +10,18 @@ A run has, in addition to what scene.js says about all runs,
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from book.look.arrivals import Arrivals
+from book.look.runs import Totals
 from book.look.spans import common, less, union
 from book.look.timelines import INNER_FIRST, OTHER, PHASES, Timeline, arrivals_of, waiting_shares
+from book.look.told import groups_told
 from book.widgets.page import Page, arranged, heading, table
-from book.widgets.terms import in_seconds
-from book.words import named
+from book.words import in_seconds, named
 
 TICKS = 100_000
 KINDS = (*PHASES, "exchange")
@@ -166,7 +167,8 @@ def _flat(found: Blocks, window: tuple[float, float]) -> list[int]:
     return numbers
 
 
-def totals_table(totals: Mapping[tuple[tuple[int, ...], str], tuple[int, int]]) -> str:
+def totals_table(totals: Totals) -> str:
     """The calls and bytes of each group as HTML: by its ranks and the name of the operation."""
-    rows = [[named(ranks), name, str(calls), f"{size:,}"] for (ranks, name), (calls, size) in totals.items()]
+    groups = groups_told(group for group, _ in totals)
+    rows = [[groups[group], name, str(calls), f"{size:,}"] for (group, name), (calls, size) in totals.items()]
     return table(rows, ["group", "operation", "calls", "bytes of a rank's tensors"])

@@ -79,28 +79,6 @@ function buttons(parent, { label, values }, at, act) {
 // # a reader's own recording: it is read here, and goes nowhere
 const MOST_BYTES = 20e6;
 
-/** The trace in a text that `to_json` or `to_chrome` wrote; throws an error with one sentence for any other. */
-function traceOf(text) {
-  let data = null;
-  try {
-    data = JSON.parse(text);
-  } catch {
-    throw new Error("This file is not JSON: save a recording with run.trace.to_json().");
-  }
-  if (!Array.isArray(data?.traceEvents)) return Trace.from_json(text);
-  const slices = data.traceEvents.filter(({ ph, args }) => ph === "X" && KINDS_OF_EVENTS.includes(args?.kind));
-  if (!slices.length) throw new Error("This Chrome trace has no messages: the book's to_chrome() writes them.");
-  const rows = slices.map(({ tid, ts, dur, args }) => {
-    return { ...args, rank: tid, start_s: ts / 1e6, end_s: (ts + dur) / 1e6 };
-  });
-  const names = new Set(rows.flatMap(Object.keys));
-  const columns = [...names].map(name => [name, rows.map(row => row[name] ?? null)]);
-  const ranks = data.traceEvents.filter(({ name }) => name === "thread_name").length;
-  return new Trace(Object.fromEntries(columns), ranks, "measured", "recorded");
-}
-
-const KINDS_OF_EVENTS = ["send", "recv", "collective", "compute"];
-
 /**
  * A button and the figure itself take a file: `show` gets its trace, or null and what is wrong with the file. The
  * first such figure of a page takes what is dropped on the page's other players, too. Returns what ends that.
@@ -109,7 +87,7 @@ function takesFiles(root, bar, show) {
   const read = async file => {
     try {
       if (file.size > MOST_BYTES) throw new Error(`This file is too large: ${bytes(file.size)} of at most 20 MB.`);
-      show(traceOf(await file.text()));
+      show(Trace.from_json(await file.text()));
     } catch (error) {
       show(null, `${file.name}: ${error.message}`);
     }

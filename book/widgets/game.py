@@ -10,8 +10,8 @@ from book.trace import Trace
 from book.widgets.page import Page, heading, listed
 from book.widgets.pipeline_run import BACKWARD_S, FORWARD_S, MOST_RANKS, RATIO, Pipeline, brief, read_pipeline, timed
 from book.widgets.show import show
-from book.widgets.terms import in_seconds, percent
-from book.words import counted
+from book.widgets.terms import percent
+from book.words import counted, in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

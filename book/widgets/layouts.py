@@ -14,7 +14,8 @@ from book.cost import Search, usable_bytes
 from book.cost.step import PARTS
 from book.widgets.page import Page
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, in_seconds, percent
+from book.widgets.terms import percent
+from book.words import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -11,7 +11,7 @@ from book.cost.machines import EACH, SOFTWARE
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes
+from book.words import in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -24,8 +24,8 @@ from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Held, Operation, Piece, read_held
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, origin
-from book.words import counted
+from book.widgets.terms import origin
+from book.words import counted, in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

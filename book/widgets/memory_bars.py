@@ -12,8 +12,7 @@ from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, state_bytes
 from book.trace import Trace
 from book.widgets.page import Page, heading, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes
-from book.words import counted
+from book.words import counted, in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

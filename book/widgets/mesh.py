@@ -26,8 +26,8 @@ from book.trace import Event, Trace
 from book.widgets.mesh_run import RESULTS, Item, Step, Stop, read_step
 from book.widgets.page import Data, Page, heading, listed, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, origin, spelled
-from book.words import agree, counted, joined, plural
+from book.widgets.terms import origin, spelled
+from book.words import agree, counted, in_bytes, joined, plural
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

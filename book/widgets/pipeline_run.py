@@ -26,7 +26,8 @@ from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
-from book.widgets.terms import in_seconds, origin, percent
+from book.widgets.terms import origin, percent
+from book.words import in_seconds
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
 MOST_TICKS = 100_000

@@ -9,7 +9,7 @@ nothing out: what a chunk holds is what the trace says.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
 from book.widgets.player_fault import Fault, ending
 from book.widgets.player_run import Contributions, Run, as_trace, read_run
-from book.widgets.player_words import size_of, steps_in_words, told
+from book.widgets.player_words import size_of, source_of, steps_in_words, told
 from book.widgets.show import show
 from book.widgets.terms import spelled
 
@@ -104,18 +104,21 @@ class Options:
     promise: str | None = None
 
 
-def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
-    """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
-    run = read_run(trace)
+def run_payload(trace: Trace, promise: str | None = None) -> dict[str, Any]:
+    """One run as JSON data, without the backend: it is the same on every machine."""
+    return _payload(read_run(trace), trace, promise)
+
+
+def _payload(run: Run, trace: Trace, promise: str | None) -> dict[str, Any]:
     ends = ending(run, trace, promise)
     broken = {"fault": _write_fault(ends.fault, ends.promise)} if ends.fault else {}
-    return {**_write(run, trace, ends.promise, with_backend), "ok": ends.ok, "verdict": ends.says, **broken}
+    return {**_write(run, trace, ends.promise), "ok": ends.ok, "verdict": ends.says, **broken}
 
 
-def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False) -> dict[str, Any]:
+def _write(run: Run, trace: Trace, promised: Promise) -> dict[str, Any]:
     """A run as JSON data, but for how it ends; the trace says where it comes from."""
     return {"n": run.world_size, "c": run.num_chunks, "S": run.num_steps,
-            **told(run, trace, promised, with_backend), **_sizes(run), **_write_chunks(run, promised),
+            **told(run, trace, promised), **_sizes(run), **_write_chunks(run, promised),
             **_write_times(run, trace), **({"unseen": True} if run.called else {})}
 
 
@@ -193,7 +196,8 @@ class Shown(Page):
         self.traces = {key: as_trace(what) for key, what in traces.items()}
         self.title, self.options = title, options
         self._runs = [read_run(trace) for trace in self.traces.values()]
-        self._data = self._payload(live=False)
+        self._payloads = [_payload(run, trace, options.promise) for run, trace in self._each()]
+        self._data = self._arranged(self._payloads)
 
     def with_trace(self, what: Any) -> Shown:
         """The same player of another trace."""
@@ -201,13 +205,18 @@ class Shown(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; in a live notebook with the backend's name."""
-        return self._payload(live=True) if live else self._data
+        if not live:
+            return self._data
+        return self._arranged([payload | {"source": source_of(trace, run, with_backend=True)}
+                               for payload, (run, trace) in zip(self._payloads, self._each())])
 
-    def _payload(self, live: bool) -> dict[str, Any]:
+    def _each(self) -> Iterator[tuple[Run, Trace]]:
+        return zip(self._runs, self.traces.values())
+
+    def _arranged(self, payloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
         asked = self.options
-        runs = {key: run_payload(trace, asked.promise, live) for key, trace in self.traces.items()}
         return {"kind": asked.kind, "title": self.title, "view": asked.view, "predict": asked.predict,
-                "clock": asked.clock, **arranged(runs, asked.labels, asked.select)}
+                "clock": asked.clock, **arranged(dict(zip(self.traces, payloads)), asked.labels, asked.select)}
 
     def words(self) -> str:
         """The steps of a run, if they are few; of several runs their sizes."""

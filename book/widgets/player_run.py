@@ -119,14 +119,13 @@ def as_trace(what: Trace | Schedule) -> Trace:
 
     Raises TypeError for anything else and ValueError for more ranks than the player can show.
     """
-    if isinstance(what, Schedule):
-        what = _trace_of(what)
-    if not isinstance(what, Trace):
+    trace = simulate(what, 0, Link(0.0, 1.0), contributions=True) if isinstance(what, Schedule) else what
+    if not isinstance(trace, Trace):
         raise TypeError(f"play() takes a Trace or a Schedule, or a mapping of them, not {type(what).__name__}")
-    if what.world_size > LARGEST_WORLD:
-        raise ValueError(f"the player shows up to {LARGEST_WORLD} ranks, and this trace has {what.world_size}: "
+    if trace.world_size > LARGEST_WORLD:
+        raise ValueError(f"the player shows up to {LARGEST_WORLD} ranks, and this trace has {trace.world_size}: "
                          f"plot it, or play fewer ranks")
-    return what if what.clock == "modelled" else what.logical()
+    return trace if trace is what and trace.clock == "modelled" else trace.logical()
 
 
 def read_run(trace: Trace) -> Run:
@@ -164,10 +163,6 @@ def read_run(trace: Trace) -> Run:
     run.calls = _read_calls(calls, position, {(e.step, e.rank) for e in holds if e.op is not None})
     _read_holds(run, holds, steps)
     return run
-
-
-def _trace_of(schedule: Schedule) -> Trace:
-    return simulate(schedule, 0, Link(0.0, 1.0), contributions=True).logical()
 
 
 def _known(value: T | None) -> T:

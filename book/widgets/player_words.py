@@ -16,21 +16,21 @@ from book.promise import Promise
 from book.trace import Trace
 from book.widgets.page import listed
 from book.widgets.player_run import Called, Run, State, Transfer, shape_of
-from book.widgets.terms import in_bytes, spelled
-from book.words import agree, joined, plural
+from book.widgets.terms import spelled
+from book.words import agree, in_bytes, joined, plural
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
 Message = list[Transfer]
 
 
-def told(run: Run, trace: Trace, promised: Promise, with_backend: bool) -> dict[str, Any]:
+def told(run: Run, trace: Trace, promised: Promise) -> dict[str, Any]:
     """All words about a run but for how it ends, with the shape of its links, on which some depend."""
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     digits, called = phases(run)
     names = _phase_names(trace.name, promised.name, shape) + called
     return {"goal": promised.name, "shape": shape, "names": names, "phases": digits, **_words_of(run),
-            "source": _source_of(trace, run, with_backend), **_totals(run, promised.name)}
+            "source": source_of(trace, run), **_totals(run, promised.name)}
 
 
 def _words_of(run: Run) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def _unmet(run: Run, step: int) -> str:
     ranks = sorted(run.unmet.get(step, []))
     if not ranks:
         return ""
-    who = f"Rank {ranks[0]} waits" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} wait"
-    return f"{who} to receive, and nobody sends."
+    who = ranks_named(ranks)
+    return f"{who[0].upper()}{who[1:]} {agree('waits', ranks)} to receive, and nobody sends."
 
 
 def _does(message: Message, held: State) -> str:
@@ -150,7 +150,10 @@ def _call(call: Called, world_size: int) -> str:
 
 
 def ranks_named(ranks: Sequence[int], world_size: int | None = None) -> str:
-    """Ranks by their numbers, "ranks 0, 1 and 3"; "all 4 ranks" if they are `world_size` of them."""
+    """Ranks of a picture, as prose joins them: "ranks 0, 1 and 3"; "all 4 ranks" if they are `world_size` of them.
+
+    `book.words.named` is for reports, whose ranks may be thousands: "ranks 0, 1, 4-63".
+    """
     if len(ranks) == world_size and len(ranks) > 1:
         return "both ranks" if world_size == 2 else f"all {world_size} ranks"
     return f"{plural('rank', len(ranks))} {joined(ranks)}"
@@ -208,7 +211,7 @@ def _phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
 
-def _source_of(trace: Trace, run: Run, with_backend: bool) -> str:
+def source_of(trace: Trace, run: Run, with_backend: bool = False) -> str:
     """Where the picture comes from; the backend only if the text may differ between machines."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()

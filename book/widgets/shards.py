@@ -26,8 +26,8 @@ from book.trace import Trace
 from book.widgets.page import Recorded, arranged, heading, listed, names_of
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, Play, Tile, Tiles, read_play
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, origin, spelled
-from book.words import joined
+from book.widgets.terms import origin, spelled
+from book.words import in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

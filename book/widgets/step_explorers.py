@@ -14,8 +14,8 @@ from book.simulate.streams import bucketed_backward, gathered_bytes, sharded_ste
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.page import heading, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, in_seconds, percent
-from book.words import counted
+from book.widgets.terms import percent
+from book.words import counted, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -19,9 +19,9 @@ from book.replay.jobs import Job, read_job
 from book.trace import Trace
 from book.widgets.page import Data, Recorded, arranged, each_once, heading, names_of, table
 from book.widgets.show import show
-from book.widgets.terms import in_seconds, percent
+from book.widgets.terms import percent
 from book.widgets.timeline import TICKS, source_of
-from book.words import counted
+from book.words import counted, in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

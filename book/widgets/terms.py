@@ -1,4 +1,4 @@
-"""L3: names, counts, bytes and times as texts write them; scene.js writes bytes and times the same way."""
+"""L3: names from code, where a trace comes from, and shares, as the texts of widgets write them."""
 from __future__ import annotations
 
 from book.trace import Trace
@@ -22,27 +22,6 @@ def origin(trace: Trace, with_backend: bool) -> str:
         return trace.source
     where = f"{trace.source} from {counted(trace.world_size, 'process')}"
     return f"{where} on {trace.backend}" if with_backend and trace.backend else where
-
-
-BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
-FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and is written in it
-
-
-def in_bytes(num_bytes: float, zeros: bool = False) -> str:
-    """Bytes as "2.3 kB", 1 kB = 1000 B; with `zeros` always three digits, "2.30 kB", as columns need them."""
-    power = 0
-    while num_bytes >= 1000 * FULL and power < len(BYTES) - 1:
-        num_bytes, power = num_bytes / 1000, power + 1
-    digits = f"{num_bytes:#.3g}".removesuffix(".") if zeros and power else f"{num_bytes:.3g}"
-    return f"{digits} {BYTES[power]}"
-
-
-def in_seconds(seconds: float, unit: str = "") -> str:
-    """A time as "2.3 ms": in s, ms or µs, or in the given `unit`, as tables need it."""
-    if not seconds and not unit:
-        return "0 s"
-    fits = unit or next((name for name, per_s in SECONDS.items() if seconds * per_s >= FULL), "µs")
-    return f"{float(f'{seconds * SECONDS[fits]:.3g}'):g} {fits}"
 
 
 def percent(share: float) -> str:

@@ -22,7 +22,8 @@ from book.replay import Overlap, followed, overlap
 from book.trace import Event, Trace
 from book.widgets.page import Data, Recorded, arranged, heading, names_of, table
 from book.widgets.show import show
-from book.widgets.terms import in_seconds, origin
+from book.widgets.terms import origin
+from book.words import in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -13,8 +13,7 @@ from book.simulate import simulate
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.page import heading, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, in_seconds
-from book.words import counted
+from book.words import counted, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
