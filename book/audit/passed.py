@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 SUMS, MEANS = {"SUM", "AVG"}, {"all_reduce", "reduce"}
+EXCHANGES = {"all_reduce", "reduce_scatter"}
 GATHERS = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 JOINING = {"CatBackward0", "StackBackward0", "CopySlices", "IndexPutBackward0", "SliceScatterBackward0",
            "SelectScatterBackward0"}
@@ -78,8 +79,11 @@ class Passed(Subscriber):
         ranks = self._torch.distributed.get_process_group_ranks(model.process_group)
         self._groups_of_models.add(tuple(ranks))
 
+    def told_of(self, op: Op) -> Subscriber | None:
+        return self if op.function and (op.function in MEANS or op.function in GATHERS or op.kind in EXCHANGES) else None
+
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        if op.kind in ("all_reduce", "reduce_scatter") and tensors and tensors[0].dim() and self._uses and op.function:
+        if self._uses and op.kind in EXCHANGES and tensors and tensors[0].dim():
             self._has_exchanged = True
         if op.function in MEANS and tensors[0].requires_grad:
             self._reduced(op, tensors[0])

@@ -12,8 +12,8 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from book.tap.group import calls_in, inside
-from book.tap.log import LOG, Op
-from book.tap.place import OF_OBJECTS, caller
+from book.tap.log import LOG, Form, Op
+from book.tap.place import OF_OBJECTS, caller, chain
 from book.tap.replaced import replace, uncompiled
 
 
@@ -65,8 +65,10 @@ def _op(name: str, signature: inspect.Signature, args: tuple[Any, ...], options:
         own = calls.of(group)
         members = tuple(sorted(given.get("ranks") or ()))
         root = None if name in ("new_group", "all_gather_object") else _root(given, own.ranks)
-        by = caller(sys._getframe(1))
-        return Op(name, name, own, next(calls.collectives), by.place, by.owner, root=root, members=members)
+        frame = sys._getframe(1)
+        by = caller(frame)
+        return Op(Form(name, name, own, by.place, by.owner, lines=chain(frame), root=root, members=members),
+                  next(calls.collectives))
     except Exception:
         return None  # torch says why
 

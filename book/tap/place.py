@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import sysconfig
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from book.tap.log import Place
@@ -112,6 +112,31 @@ def caller(frame: FrameType | None) -> Caller:
         frame = frame.f_back
     place = (other.f_code.co_filename, other.f_lineno or 0) if other else None
     return Caller(function, place, owner, in_backward or other is None)
+
+
+def spot(frame: FrameType | None, is_whole: bool) -> list[int]:
+    """Numbers that are the same whenever a call comes from the same lines by the same way: what a cache needs.
+
+    They reach to the learner's innermost line, or to all that led there if `is_whole`. They hold only as long as the
+    `codes` are kept, since they are the addresses of these.
+    """
+    numbers = []
+    while frame is not None:
+        code = frame.f_code
+        numbers += id(code), frame.f_lasti
+        if not is_whole and _known[code.co_filename] is _LEARNERS:
+            break
+        frame = frame.f_back
+    return numbers
+
+
+def codes(frame: FrameType | None) -> list[CodeType]:
+    """The code of `frame` and of all that have called it."""
+    found = []
+    while frame is not None:
+        found.append(frame.f_code)
+        frame = frame.f_back
+    return found
 
 
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
