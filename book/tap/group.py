@@ -9,7 +9,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from book.tap.log import LOG, NOBODY, Described, Form, Group, Op
-from book.tap.place import caller, chain, codes, spot
+from book.tap.place import Way, caller, chain, taken, way
 from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
 
@@ -50,7 +50,7 @@ COLLECTIVES = {
     "gather": Method("gather", 1), "barrier": Method("barrier", None), "monitored_barrier": Method("barrier", None),
 }
 ROOTED, REDUCING = {"broadcast", "reduce", "scatter", "gather"}, {"all_reduce", "reduce", "reduce_scatter"}
-MOST_FORMS = 4096  # that a group's calls may have, where sizes change all the time, before they are found out anew
+MOST_FORMS, MOST_WAYS = 4096, 64  # sets of arguments that a group's calls are known by, and lines that pass the same
 SPLIT = {"alltoall_base", "all_to_all_single"}  # their arguments 2 and 3 are the sizes of parts
 _METHODS = {name: getattr(ProcessGroup, name) for name in [*COLLECTIVES, "send", "recv", "recv_anysource"]
             if hasattr(ProcessGroup, name)}
@@ -84,7 +84,7 @@ class _Calls:
     def __init__(self) -> None:
         self.group: Group | None = None  # known only after the group's constructor
         self.collectives, self.messages = itertools.count(1), itertools.count(1)
-        self.forms: dict[tuple[Any, ...], tuple[Form, list[CodeType]]] = {}
+        self.forms: dict[tuple[Any, ...], list[tuple[Way, Form]]] = {}
         # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self.batch: list[Op] | None = None
 
@@ -98,12 +98,13 @@ class _Calls:
             self.group = Group(group.group_name, ranks, backend, dist.get_rank())
         return self.group
 
-    def keep(self, key: tuple[Any, ...], form: Form, frame: FrameType | None) -> Form:
-        """Have a form found again by a key that has the `spot` of `frame` in it."""
+    def keep(self, key: tuple[Any, ...], form: Form, by: Way) -> Form:
+        """Have a form found again by its key and the way to its calls."""
         if len(self.forms) >= MOST_FORMS:
             self.forms.clear()
         if self.group is not None:  # else it has no name yet
-            self.forms[key] = form, codes(frame)
+            self.forms.setdefault(key, []).append((by, form))
+            del self.forms[key][:-MOST_WAYS]
         return form
 
 
@@ -172,10 +173,10 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
         if not LOG.is_on:
             return method(group, tensors, *args)
         tensor, frame = tensors[0], sys._getframe().f_back  # torch sends one at a time; the own frame would keep itself
-        key = (name, tensor.dtype, tensor.shape, *args, *spot(frame, False))
-        form = calls.forms.get(key)
-        op = Op(form[0] if form else calls.keep(key, _message_form(name, calls.of(self), tensor, args, frame), frame),
-                next(calls.messages))
+        key = (name, tensor.dtype, tensor.shape, *args)
+        form = taken(calls.forms.get(key, ())) or calls.keep(
+            key, _message_form(name, calls.of(self), tensor, args, frame), way(frame, False))
+        op = Op(form, next(calls.messages))
         LOG.write(op, tensors)
         try:
             work = method(group, tensors, *args)
@@ -200,14 +201,13 @@ def _seen(name: str) -> Callable[..., Work | None]:
             return method(group, *args, **options)
         given, frame = (*args, *options.values()) if options else args, sys._getframe().f_back
         tensors: list[torch.Tensor] = []
-        parts = spot(frame, True)
-        parts += name, inside.is_so, bool(LOG.models)
+        parts = [name, inside.is_so, bool(LOG.models)]
         for each in given:
             _look_at(each, parts, tensors)
         key = tuple(parts)
-        form = calls.forms.get(key)
-        op = Op(form[0] if form else calls.keep(key, _form(name, calls.of(self), given, frame), frame),
-                next(calls.collectives))
+        form = taken(calls.forms.get(key, ())) or calls.keep(
+            key, _form(name, calls.of(self), given, frame), way(frame, True))
+        op = Op(form, next(calls.collectives))
         LOG.write(op, tensors)
         try:
             work = method(group, *args, **options)

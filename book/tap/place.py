@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import sysconfig
+from collections.abc import Sequence
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from book.tap.log import Place
 
@@ -49,6 +51,11 @@ class _Known(dict[str, "int | str"]):
 
 
 _known = _Known()
+_OUTERMOST: set[CodeType] = set()
+
+
+T = TypeVar("T")
+Way = tuple[tuple[int, CodeType, int], ...]  # frames, by how far they are out, and where each of them is in its code
 
 
 class Caller(NamedTuple):
@@ -114,29 +121,47 @@ def caller(frame: FrameType | None) -> Caller:
     return Caller(function, place, owner, in_backward or other is None)
 
 
-def spot(frame: FrameType | None, is_whole: bool) -> list[int]:
-    """Numbers that are the same whenever a call comes from the same lines by the same way: what a cache needs.
+def way(frame: FrameType | None, is_whole: bool) -> Way:
+    """By which lines a call has come to `frame`: those that decide what `caller` and `chain` say.
 
-    They reach to the learner's innermost line, or to all that led there if `is_whole`. They hold only as long as the
-    `codes` are kept, since they are the addresses of these.
+    They are what called torch.distributed, and the learner's innermost line, or all of them if the way `is_whole`.
     """
-    numbers = []
+    found: list[tuple[int, CodeType, int]] = []
+    depth = 0
     while frame is not None:
         code = frame.f_code
-        numbers += id(code), frame.f_lasti
-        if not is_whole and _known[code.co_filename] is _LEARNERS:
+        whose = _known[code.co_filename]
+        is_last = (whose == _LEARNERS and not is_whole) or frame.f_back is None or code in _OUTERMOST
+        if whose == _LEARNERS or is_last or (not found and whose not in (_API, _UNSEEN)):
+            found.append((depth, code, frame.f_lasti))
+        if is_last:
             break
-        frame = frame.f_back
-    return numbers
+        frame, depth = frame.f_back, depth + 1
+    return tuple(found)
 
 
-def codes(frame: FrameType | None) -> list[CodeType]:
-    """The code of `frame` and of all that have called it."""
-    found = []
-    while frame is not None:
-        found.append(frame.f_code)
-        frame = frame.f_back
-    return found
+def taken(ways: Sequence[tuple[Way, T]]) -> T | None:
+    """What stands beside the way that was taken to whoever called the function that calls this; None if none was.
+
+    To compare a few frames costs a tenth of looking at all.
+    """
+    get = sys._getframe
+    for each, what in ways:
+        try:
+            for depth, code, instruction in each:
+                frame = get(depth + 2)
+                if frame.f_code is not code or frame.f_lasti != instruction:
+                    break
+            else:
+                return what
+        except ValueError:  # there are fewer frames
+            pass
+    return None
+
+
+def begins_in(code: CodeType) -> None:
+    """Say that a function calls the learner's program: no line of that is further out."""
+    _OUTERMOST.add(code)
 
 
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
