@@ -80,7 +80,8 @@ class Passed(Subscriber):
         self._groups_of_models.add(tuple(ranks))
 
     def told_of(self, op: Op) -> Subscriber | None:
-        return self if op.function and (op.function in MEANS or op.function in GATHERS or op.kind in EXCHANGES) else None
+        concerns = op.function in MEANS or op.function in GATHERS or op.kind in EXCHANGES
+        return self if op.function and concerns else None
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         if self._uses and op.kind in EXCHANGES and tensors and tensors[0].dim():

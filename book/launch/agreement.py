@@ -8,7 +8,6 @@ their last calls.
 """
 from __future__ import annotations
 
-import functools
 import time
 import zlib
 from collections import defaultdict
@@ -75,18 +74,14 @@ class _Group:
     def __init__(self, board: Board, rank: int, group: Group) -> None:
         self.rank, self.group, self.number = rank, group, 0
         self.row = board.row(rank, group, new=True)
-        self._board = board
-        self._rows: dict[int, int | None] = {peer: None for peer in group.ranks if peer != rank}
+        self.missing = [peer for peer in group.ranks if peer != rank]
+        self.rows: list[int] = []  # of the others
 
-    def differing(self, own: bytes) -> list[int]:
-        """The peers whose last call differs from what this rank has written down."""
-        found = []
-        for peer, row in self._rows.items():
-            if row is None:
-                row = self._rows[peer] = self._board.row(peer, self.group)
-            if row is not None and self._board.differs(row, self.number, own):
-                found.append(peer)
-        return found
+    def look_for_rows(self, board: Board) -> None:
+        """Find the peers that have called something in the group since."""
+        rows = {peer: board.row(peer, self.group) for peer in self.missing}
+        self.rows = [*self.rows, *(row for row in rows.values() if row is not None)]
+        self.missing = [peer for peer, row in rows.items() if row is None]
 
 
 class _Compared(Subscriber):
@@ -102,16 +97,19 @@ class _Compared(Subscriber):
         if group.row is None or self._agreement.is_over:
             return
         group.number += 1
-        own = self._board.put(group.row, group.number, self._packed)
-        if differing := group.differing(own):
-            self._look_at(differing)
+        if self._board.put(group.row, group.rows, group.number, self._packed):
+            self._look_at_all()
+        elif group.missing:
+            group.look_for_rows(self._board)
+            if self._board.put(group.row, group.rows, group.number, self._packed):
+                self._look_at_all()
 
-    def _look_at(self, peers: Sequence[int]) -> None:
+    def _look_at_all(self) -> None:
         """Refuse the call, unless torch has refused it on another rank."""
         rank, group, call = self._group.rank, self._group.group, self._call._replace(number=self._group.number)
-        for peer in peers:
+        for peer in group.ranks:
             other = self._board.read(peer, group, call.number)
-            if other is not None and not (
+            if other is not None and other.alike != call.alike and not (
                     self._has_refused(peer, group, call) or self._has_refused(rank, group, other)):
                 self._agreement.refuse(self._agreement.calls_in_words(group, call.number))
                 return

@@ -10,6 +10,7 @@ import itertools
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 from itertools import pairwise
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ NUM_ALIKE = 6  # things that must be the same on all ranks
 # Number, checksums, line; lengths of the name, of who made it, of the file name and of the arguments.
 _CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHHH")
 _NUMBER, _NONE = struct.Struct("<Q"), bytes(8)
-ALIKE_END = _NUMBER.size + 4 * NUM_ALIKE  # of what two slots have in common where the calls are alike
+_ALIKE_END = _NUMBER.size + 4 * NUM_ALIKE  # of what two slots have in common where the calls are alike
 _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
@@ -73,32 +74,31 @@ class Board:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
         row = self.row(rank, group, new=True)
         if row is not None:
-            self.put(row, call.number, packed(call))
+            self.put(row, (), call.number, packed(call))
 
     def row(self, rank: int, group: Group, new: bool = False) -> int | None:
         """Where a rank's calls in a group are; None if it has not called anything there, and must not be new."""
         place = self._place(rank, group, new)
         return None if place is None else self._slot(rank, place, 0)
 
-    def put(self, row: int, number: int, call: bytes) -> bytes:
-        """Write down a call that has been packed; returns the first bytes of its slot, which peers' should equal."""
+    def put(self, row: int, rows: Iterable[int], number: int, call: bytes) -> bool:
+        """Write down a call that has been packed; says whether one with its number in the peers' `rows` differs."""
         at, key, memory = row + number % DEPTH * SLOT_BYTES, number.to_bytes(8, "little"), self._memory
         memory[at:at + 8] = _NONE
         memory[at + 8:at + 8 + len(call)] = call
         memory[at:at + 8] = key
-        return key + call[:ALIKE_END - 8]
-
-    def differs(self, row: int, number: int, own: bytes) -> bool:
-        """Whether the call with this number is there and is not like the `own`, as `put` has returned it."""
-        at = row + number % DEPTH * SLOT_BYTES
-        found = self._memory[at:at + ALIKE_END]
-        return found != own and found[:8] == own[:8] and self._memory[at:at + 8] == own[:8]
+        own = key + call[:_ALIKE_END - 8]
+        for other in rows:
+            at = other + number % DEPTH * SLOT_BYTES
+            if memory[at:at + _ALIKE_END] != own and memory[at:at + 8] == key:
+                return True
+        return False
 
     def refuse(self, rank: int, group: Group, number: int) -> None:
         """Take back one of this rank's own calls that torch has refused; `refused` still returns it."""
         place, call = self._place(rank, group), self.read(rank, group, number)
         if place is not None and call is not None:
-            self.put(self._refused_slot(rank, place) - number % DEPTH * SLOT_BYTES, number, packed(call))
+            self.put(self._refused_slot(rank, place) - number % DEPTH * SLOT_BYTES, (), number, packed(call))
             _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
 
     def refused(self, rank: int, group: Group) -> Call | None:

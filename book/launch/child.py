@@ -33,7 +33,6 @@ from book.launch.peers import Peers
 from book.launch.report import Stillness, report
 from book.launch.requests import Requests
 from book.launch.transfer import Packed, SharedFile
-from book.tap.place import begins_in
 
 FIRST_SEED = 1000
 
@@ -120,7 +119,6 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    begins_in(_run.__code__)
     _watch(rank, board, began_s, audited)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)

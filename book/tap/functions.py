@@ -98,7 +98,7 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        LOG.models.add(self)
+        LOG.has_models = True
         for told in LOG.wrapped:
             told(self)
 
@@ -110,7 +110,7 @@ def _counts(set_state: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_state)
     def copied(self: Any, state: Any) -> None:
         set_state(self, state)
-        LOG.models.add(self)
+        LOG.has_models = True
 
     return copied
 

@@ -193,7 +193,8 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
 
 def _seen(name: str) -> Callable[..., Work | None]:
     """A method that notes its calls. Torch passes tensors by position, both from Python and from C++."""
-    method = _METHODS[name]
+    method, kind = _METHODS[name], COLLECTIVES[name].kind
+    is_reducing, is_rooted = kind in REDUCING, kind in ROOTED
 
     def call(self: ProcessGroup, *args: Any, **options: Any) -> Work | None:
         group, calls = (self.inner, self.calls) if type(self) is TapGroup else (self, calls_in(self))
@@ -201,7 +202,11 @@ def _seen(name: str) -> Callable[..., Work | None]:
             return method(group, *args, **options)
         given, frame = (*args, *options.values()) if options else args, sys._getframe().f_back
         tensors: list[torch.Tensor] = []
-        parts = [name, inside.is_so, bool(LOG.models)]
+        last = given[-1] if given else None
+        # The operation itself, torch's ReduceOp, would cost as much as the rest.
+        parts = [name, inside.is_so, LOG.has_models, getattr(last, "asyncOp", None),
+                 hash(getattr(last, "reduceOp", None)) if is_reducing else getattr(last, "rootRank", None)
+                 if is_rooted else None]
         for each in given:
             _look_at(each, parts, tensors)
         key = tuple(parts)
@@ -224,18 +229,16 @@ def _seen(name: str) -> Callable[..., Work | None]:
 
 def _look_at(arg: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
     """Add what a form depends on in one argument to a key, and its tensors to a list."""
-    if isinstance(arg, torch.Tensor):
-        key += arg.dtype, arg.shape
-        tensors.append(arg)
-    elif type(arg) is list:
-        key.append(len(arg))
-        for each in arg:
+    for each in arg if type(arg) is list else (arg,):
+        if isinstance(each, torch.Tensor):
+            key += each.dtype, each.shape
+            tensors.append(each)
+        elif type(each) is list:
+            key.append(len(each))
             _look_at(each, key, tensors)
-    elif isinstance(arg, int):
-        key.append(arg)
-    else:  # torch's options; the operation itself would cost as much as the rest
-        key += (getattr(arg, "rootRank", None), getattr(arg, "asyncOp", None),
-                hash(arg.reduceOp) if hasattr(arg, "reduceOp") else None)
+        elif type(each) is int:
+            key.append(each)
+    key.append(None)
 
 
 def _message_form(name: str, group: Group, tensor: torch.Tensor, args: Sequence[int], frame: FrameType | None) -> Form:
@@ -252,7 +255,7 @@ def _form(name: str, group: Group, args: Sequence[Any], frame: FrameType | None)
     sides = [_side(arg) for arg in args]
     options = args[-1] if args else None
     function, line, owner, in_backward = caller(frame)
-    if function is None and owner is None and in_backward and LOG.models:
+    if function is None and owner is None and in_backward and LOG.has_models:
         owner = "DDP"  # its reducer, which is C++
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None

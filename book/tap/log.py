@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +63,7 @@ class Form:
     members: tuple[int, ...] = ()
     inside: bool = False
     is_sync: bool = False
-    told: Told = field(default_factory=lambda: NOBODY_YET)
+    told: Told = field(default_factory=lambda: _nobody())
 
 
 def _of_form(name: str) -> Any:
@@ -199,7 +198,11 @@ class Told:
             setattr(self, event, _methods(event, of))
 
 
-NOBODY_YET = Told(None, ())
+_NOBODY = Told(None, ())
+
+
+def _nobody() -> Told:
+    return _NOBODY
 
 
 class Log:
@@ -213,7 +216,7 @@ class Log:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.models: WeakSet[Any] = WeakSet()  # in DDP
+        self.has_models = False  # in DDP; once there was one
         self.ring: deque[Op] = deque(maxlen=LENGTH)
         self.subscribers: tuple[Subscriber, ...] = ()
         self._serial = itertools.count(1)

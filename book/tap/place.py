@@ -51,7 +51,6 @@ class _Known(dict[str, "int | str"]):
 
 
 _known = _Known()
-_OUTERMOST: set[CodeType] = set()
 
 
 T = TypeVar("T")
@@ -131,10 +130,9 @@ def way(frame: FrameType | None, is_whole: bool) -> Way:
     while frame is not None:
         code = frame.f_code
         whose = _known[code.co_filename]
-        is_last = (whose == _LEARNERS and not is_whole) or frame.f_back is None or code in _OUTERMOST
-        if whose == _LEARNERS or is_last or (not found and whose not in (_API, _UNSEEN)):
+        if whose == _LEARNERS or (not found and whose not in (_API, _UNSEEN)):
             found.append((depth, code, frame.f_lasti))
-        if is_last:
+        if whose == _LEARNERS and not is_whole:
             break
         frame, depth = frame.f_back, depth + 1
     return tuple(found)
@@ -157,11 +155,6 @@ def taken(ways: Sequence[tuple[Way, T]]) -> T | None:
         except ValueError:  # there are fewer frames
             pass
     return None
-
-
-def begins_in(code: CodeType) -> None:
-    """Say that a function calls the learner's program: no line of that is further out."""
-    _OUTERMOST.add(code)
 
 
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
