@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book.audit.notes import Notes, PlaceOf
 from book.tap import Op, Subscriber
-from book.tap.log import Place
+from book.tap.log import LOG, Place
 from book.tap.place import caller
 from book.tap.replaced import replace
 
@@ -80,8 +80,8 @@ class Passed(Subscriber):
         self._groups_of_models.add(tuple(ranks))
 
     def told_of(self, op: Op) -> Subscriber | None:
-        concerns = op.function in MEANS or op.function in GATHERS or op.kind in EXCHANGES
-        return self if op.function and concerns else None
+        is_looked_at = op.form.has_graph and (op.function in MEANS or op.function in GATHERS)
+        return self if is_looked_at or (self._uses and op.function and op.kind in EXCHANGES) else None
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         if self._uses and op.kind in EXCHANGES and tensors and tensors[0].dim():
@@ -111,6 +111,8 @@ class Passed(Subscriber):
     def _note(self, use: Use, ranks: tuple[int, ...]) -> None:
         if len(self._uses) < MOST:
             self._uses.setdefault(use, ranks)
+            if len(self._uses) == 1:
+                LOG.ask_again()  # gradients that are exchanged by hand count from now on
 
     def _around(self, backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)

@@ -222,6 +222,15 @@ def _seen(name: str) -> Callable[..., Work | None]:
         if calls.batch is not None:
             calls.batch.append(op)
             return work
+        if form.is_sync and work is not None and not form.told.follows:
+            told = form.told
+            for waits in told.waits:
+                waits(op)
+            work.wait()  # torch would next, and finds nothing left to wait for
+            op.waited = True
+            for waited in told.waited:
+                waited(op, None)
+            return None
         return wrapped(work, (op,))
 
     return uncompiled(call)
@@ -231,7 +240,7 @@ def _look_at(arg: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
     """Add what a form depends on in one argument to a key, and its tensors to a list."""
     for each in arg if type(arg) is list else (arg,):
         if isinstance(each, torch.Tensor):
-            key += each.dtype, each.shape
+            key += each.dtype, each.shape, each.requires_grad, _is_plain(each)
             tensors.append(each)
         elif type(each) is list:
             key.append(len(each))
@@ -239,6 +248,10 @@ def _look_at(arg: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         elif type(each) is int:
             key.append(each)
     key.append(None)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def _message_form(name: str, group: Group, tensor: torch.Tensor, args: Sequence[int], frame: FrameType | None) -> Form:
@@ -261,10 +274,12 @@ def _form(name: str, group: Group, args: Sequence[Any], frame: FrameType | None)
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None
     splits = (tuple(args[2]), tuple(args[3])) if name in SPLIT else ((), ())
     described = [tuple([Described(tensor.dtype, tensor.shape) for tensor in side]) for side in (alike, *sides)]
+    is_plain = all(_is_plain(tensor) for side in sides for tensor in side)
+    has_graph = any(tensor.requires_grad for side in sides for tensor in side)
     return Form(kind, function, group, line, owner, in_backward, chain(frame), None, 0, described[0],
                 max(map(_bytes_of, described[1:]), default=0) or _bytes_of(described[0]), root,
                 _reduces(options) if kind in REDUCING else None, splits, (), inside.is_so,
-                not getattr(options, "asyncOp", True))
+                function is not None and not getattr(options, "asyncOp", True), is_plain, has_graph)
 
 
 def _reduces(options: Any) -> str | None:

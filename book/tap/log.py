@@ -44,7 +44,8 @@ class Form:
     `owner` is the part of torch that made it for the program, such as "DDP" or "FSDP"; None if the program did itself.
     `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
     of objects, a call is a part of that one. `splits` are the sizes of an all-to-all's parts, of its output and of its
-    input; empty where all are equal. Who calls a function that `is_sync` has waited for it when it returns.
+    input; empty where all are equal. Who calls a function that `is_sync` has waited for it when it returns. Tensors are
+    known to be contiguous if `is_plain`, and may have a graph for a backward if it `has_graph`.
     """
     kind: str
     function: str | None
@@ -63,6 +64,8 @@ class Form:
     members: tuple[int, ...] = ()
     inside: bool = False
     is_sync: bool = False
+    is_plain: bool = False
+    has_graph: bool = True
     told: Told = field(default_factory=lambda: _nobody())
 
 
@@ -233,6 +236,10 @@ class Log:
         self.subscribers = subscribers
         for event in Log.__annotations__:
             setattr(self, event, _methods(event, subscribers))
+
+    def ask_again(self) -> None:
+        """Find out anew who is told of which calls."""
+        self._sort(tuple(list(self.subscribers)))
 
     def told_of(self, op: Op) -> Told:
         """Who is told of a call."""
