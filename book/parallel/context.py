@@ -168,7 +168,7 @@ class RingAttention(torch.autograd.Function):
         queries, gradient = by_group(q, k.shape[1]), by_group(gradient, k.shape[1])
         dots = (gradient * output).sum(-1, keepdim=True)
         travelling = torch.stack([k, v])
-        q_gradient, their_gradients = torch.zeros_like(queries), torch.zeros_like(travelling)
+        q_gradient, arriving = torch.zeros_like(queries), None
         for hop in range(num_ranks):
             keys, values = travelling[:, :, :, None]
             if hop < num_ranks - 1:
@@ -177,12 +177,14 @@ class RingAttention(torch.autograd.Function):
             weights = (scores_of(queries, keys, ctx.places[rank], ctx.places[owner]) - log_sum[..., None]).exp()
             score_gradient = weights * (gradient @ values.mT - dots) / math.sqrt(q.shape[-1])
             q_gradient += score_gradient @ keys
-            their_gradients += torch.stack([(score_gradient.mT @ queries).sum(2), (weights.mT @ gradient).sum(2)])
-            if num_ranks > 1:  # the gradients go with their keys and values, and one hop further: home
-                their_gradients = pass_on(their_gradients, ctx.group)()
+            theirs = torch.stack([(score_gradient.mT @ queries).sum(2), (weights.mT @ gradient).sum(2)])
+            if arriving:  # what the ranks before have added to this block's
+                theirs += arriving()
+            if num_ranks > 1:  # behind their block, and one hop more: home
+                arriving = pass_on(theirs, ctx.group)
             if hop < num_ranks - 1:
                 travelling = next_ones()
-        return q_gradient.flatten(1, 2), *their_gradients, None, None
+        return q_gradient.flatten(1, 2), *(arriving() if arriving else theirs), None, None
 
 
 def all_positions(x: torch.Tensor, zigzag: bool, group: Group) -> list[torch.Tensor]:

@@ -239,7 +239,7 @@ class Log:
 
     def ask_again(self) -> None:
         """Find out anew who is told of which calls."""
-        self._sort(tuple(list(self.subscribers)))
+        self._sort(tuple(self.subscribers))
 
     def told_of(self, op: Op) -> Told:
         """Who is told of a call."""
