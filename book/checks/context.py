@@ -48,6 +48,9 @@ def _striped(num_ranks: int, num_tokens: int) -> list[np.ndarray]:
 
 
 def _positions(got: Sequence[Any], num_tokens: int, want: Any, slips: Slips) -> None:
+    for own in got:
+        require(hasattr(own, "shape"), f"own_positions returns a {type(own).__name__}: return one tensor with all "
+                "positions of the rank, such as torch.cat of its chunks")
     found = [np.sort(dense(own).ravel()) for own in got]
     for rank, (own, due) in enumerate(zip(found, want)):
         if not np.array_equal(own, np.sort(np.ravel(due))):

@@ -65,9 +65,13 @@ def _explain_nan(row: tuple[int, ...], scores: np.ndarray, blocks: Sequence[Sequ
     where = f"{case}: there is nan or inf in row {row[-1]}"
     refuse((first == HIDDEN).all(), f"{where}, which sees no key of the first block. Its maximum is still -inf, and "
            "-inf less -inf is nan: subtract 0 in such a row")
+    last = scores[row[:-1]][row[-1]][list(blocks[-1])]
+    refuse((last == HIDDEN).all(), f"{where}, which sees no key of the last block. The maximum must not fall from "
+           "block to block: keep the larger of the old one and the block's")
     refuse(np.abs(scores[np.isfinite(scores)]).max() > 700, f"{where}. Its scores are near {first.max():.0f}, and exp "
            "of that is infinite: subtract the maximum of all scores so far")
-    raise CheckFailed(f"{where}, although it sees a key of the first block")
+    raise CheckFailed(f"{where}, although it sees a key of the first block: rescale with exp(old maximum - new "
+                      "maximum), and return the new one")
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -185,6 +189,9 @@ def ring_gradients(got: Sequence[Any], q: Any, k: Any, v: Any, upstream: Any, po
     for place, name, why in ((0, "q", _why_not_queries), (2, "v", _why_not_travelled), (1, "k", _why_not_travelled)):
         for rank, three in enumerate(got):
             want = _due(parts, name, rank)
+            refuse(np.isnan(dense(three[place])).any(), f"{case}, rank {rank}: the gradient of {name} has nan in it. A "
+                   "block's weights are exp(score - log_sum). A softmax of the block alone is nan where all of it is "
+                   "hidden")
             found = held(rank, f"the gradient of {name}", three[place], want.shape)
             same(f"{case}, rank {rank}: the gradient of {name}", found, want, want,
                  partial(why, cut, ups, rank, name, found))
