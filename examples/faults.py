@@ -95,8 +95,9 @@ To look into a script of your own, start it with `lockstep run --ranks 4 train.p
 unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`: those of a hang once no rank has
 moved for `--hang-s` seconds (10), those of a result that is wrong when the job has ended. A call that `launch` refuses,
 such as a collective that differs between ranks, is told before it is made, and the script goes on. Only a tensor whose
-memory gloo would misread is refused there as well. Two things are told by `launch` alone: that a rank reads a file
-before another has written it, and calls that differ between ranks of several hosts.
+memory gloo would misread is refused there as well. Calls that differ between ranks of several hosts are told by
+`launch` alone. When a rank fails, torchrun ends the others at once, so that it had read a file too early is told only
+if another rank had begun to write that file by then.
 
 At the end, or when you interrupt the job, it says which rank was late, in which phase, and how long the others waited
 for it ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page, `DIR/report.html`, with a picture
@@ -110,6 +111,45 @@ The programs are in `examples/`: `python examples/faults.py one_returns_early` r
 `threading.Lock`, and `ALL_CALLS` a `threading.Barrier` for three threads.
 
 """
+READ_ON = {  # where the chapters and labs explain the faults of a group
+    "Collectives": """\
+Why order is all that matches calls: [chapter 1](01_ranks.ipynb#order-is-everything), and lab 1's exercises 5 and 6.""",
+    "Groups": """\
+What a group is for: [chapter 1](01_ranks.ipynb#groups), and a grid of them: [chapter
+7](07_hybrid_3d.ipynb#ranks-on-a-grid) and lab 7's exercise 2.""",
+    "Sends and receives": """\
+How a message is matched: [chapter 1](01_ranks.ipynb#one-to-one-send-and-receive). Rings that never turn: lab 3's
+exercise 6. Stages that wait for one another: [chapter 6](06_pipeline_parallel.ipynb#break-it).""",
+    "DDP and sharded models": """\
+What DDP calls, and when: [chapter 2](02_data_parallel.ipynb#break-it-validation-on-rank-0). The same of shards:
+[chapter 4](04_sharded_data_parallel.ipynb#break-it-one-rank-runs-an-extra-forward).""",
+    "RPC": """\
+How calls over RPC are served: [RPC in PyTorch](88_rpc_in_pytorch.ipynb), and lab 6's exercise 6.""",
+    "Locks, threads and queues": """\
+Replicas in threads of one process: [chapter 2](02_data_parallel.ipynb#dp-one-process-a-thread-for-each-replica) and
+lab 2's exercise 1.""",
+    "The store, files and computations": """\
+What the store is for: [chapter 1](01_ranks.ipynb#how-ranks-find-one-another).""",
+    "Starts": """\
+Who sets which variable: [starting ranks](81_starting_ranks.ipynb).""",
+    "Errors of torch": """\
+Checkpoints of a wrapped model: [checkpoints](89_checkpoints.ipynb). Time limits: [chapter
+12](12_when_a_rank_dies.ipynb).""",
+    "Processes of a rank": """\
+Loaders in a training program: [training with DDP](82_training_with_ddp.ipynb).""",
+    "Replicas of a model": """\
+What keeps replicas equal: [chapter 2](02_data_parallel.ipynb#ddp-a-process-for-each-replica) and lab 2's exercises 3,
+7 and 8.""",
+    "Data and random numbers": """\
+Which rank reads what: [training with DDP](82_training_with_ddp.ipynb). Dropout that must be equal on some ranks and
+not on others: lab 5's exercise 6.""",
+    "Tensors": """\
+What a backend takes, and when a buffer is free again: [chapter 1](01_ranks.ipynb#one-to-one-send-and-receive) and lab
+6's exercise 8. Gradients of what is exchanged: [chapter 5](05_tensor_parallel.ipynb#what-backward-needs) and lab 5's
+exercise 2.""",
+    "Threads": """\
+Why the order of calls must be the same on all ranks: [chapter 1](01_ranks.ipynb#order-is-everything).""",
+}
 HANGS = """## It hangs
 
 The message names the cause, then where each rank is. `launch` reports a hang when all ranks have waited for `hang_s`
@@ -226,7 +266,8 @@ def section(program: Program, said: str) -> str:
 
 def page(said: dict[Program, str]) -> str:
     """The whole page."""
-    parts = [head + "\n".join(f"### {title}\n\n" + "\n".join(section(program, said[program]) for program in programs)
+    parts = [head + "\n".join(f"### {title}\n\n{READ_ON[title]}\n\n"
+                              + "\n".join(section(program, said[program]) for program in programs)
                               for title, programs in part.GROUPS.items())
              for head, part in ((HANGS, hang), (FAILS, fail), (SILENT, silent))]
     return HEAD + "\n".join(parts) + TAIL

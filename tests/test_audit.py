@@ -825,6 +825,33 @@ def shards_under_tensor_parallelism():
         step(net, optimizer, batch)
 
 
+def cut_the_old_way(**how):
+    """Training with FullyShardedDataParallel: two batches a step, clipped, and its whole state in the end."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+    net = FullyShardedDataParallel(mlp(nn.Dropout(0.5)), device_id=torch.device("cpu"), **how)
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.AdamW(net.parameters())
+    for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows())):
+        with net.no_sync():
+            net(batch).sum().backward()
+        step(net, optimizer, batch, before=lambda: net.clip_grad_norm_(1.0))
+    with FullyShardedDataParallel.state_dict_type(net, StateDictType.FULL_STATE_DICT):
+        net.state_dict()
+
+
+def shards_of_the_old_kind():
+    start()
+    cut_the_old_way()
+
+
+def shards_of_the_old_kind_replicated():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import ShardingStrategy
+    start(same_seed=True)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    cut_the_old_way(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+
+
 def copies_of_shards_that_are_meant_to_differ():
     start()
     model, _ = cut(mlp(), 2, 2)
@@ -868,7 +895,7 @@ RIGHT = {
     one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4, shards_made_by_each_rank: 2, shards_under_tensor_parallelism: 4,
-    copies_of_shards_that_are_meant_to_differ: 4,
+    copies_of_shards_that_are_meant_to_differ: 4, shards_of_the_old_kind: 2, shards_of_the_old_kind_replicated: 4,
 }
 
 

@@ -168,6 +168,9 @@ def test_what_stands_around_the_programs_is_on_the_page() -> None:
     page = faults.PAGE.read_text("utf-8")
     assert page.startswith(faults.HEAD + faults.HANGS) and page.endswith(faults.TAIL)
     assert faults.FAILS in page and faults.SILENT in page
+    groups = [title for part in (faults.hang, faults.fail, faults.silent) for title in part.GROUPS]
+    assert groups == list(faults.READ_ON) and all(f"### {each}\n\n{faults.READ_ON[each]}\n\n#### " in page
+                                                  for each in groups)
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

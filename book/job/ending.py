@@ -8,7 +8,7 @@ from book.audit.findings import findings
 from book.audit.notes import Notes
 from book.job.members import Member
 from book.job.told import Told
-from book.launch.meanwhile import Other, time_up
+from book.launch.meanwhile import Other, time_up, written_late
 from book.launch.supervise import hang_of, raised
 from book.look.timelines import Timeline
 from book.look.told import groups_told, timelines_told
@@ -49,6 +49,8 @@ def failure(members: Sequence[Member], hang: Hang, differed: bool) -> str:
     others = [member for member in members if member is not first]
     if said and said.waited:
         return "\n".join([*lines, time_up(first.rank, said.waited, [_other(member) for member in others], hang), *also])
+    if said and said.not_read:
+        lines += written_late(first.rank, said.not_read, {member.rank: member.told.written for member in others})
     shown = [first] if said is None else []
     return "\n".join([*lines, *_where(shown, calls), *_where(others, calls), *also])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # a rank writes its first file before its script has imported anything
     from book.audit import Notes
     from book.launch.child import Failure
+    from book.launch.files import Write
     from book.waiting.hang import Group, Standing
 
 FOLDER, HANG_S, END_HUNG, JUDGED = "LOCKSTEP_FOLDER", "LOCKSTEP_HANG_S", "LOCKSTEP_END_HUNG", "LOCKSTEP_JUDGED"
@@ -33,6 +34,7 @@ class Told(NamedTuple):
     mismatch: str = ""  # a call that differs from its peers'
     totals: Mapping[tuple[Group, str], tuple[int, int]] = {}  # by group and operation: calls, bytes
     notes: Notes | None = None
+    written: Mapping[str, Write] = {}  # the files that it has begun to write, by full path
     noted: tuple[tuple[str, ...], tuple[Group, ...], bool] | None = None  # what the numbers in its ring stand for
 
 

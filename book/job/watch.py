@@ -19,7 +19,7 @@ from book.job import told
 from book.job.compared import Compared, Exchanged, wrong_start
 from book.job.noted import mapped, note
 from book.job.told import Told
-from book.launch import children, history, where
+from book.launch import children, files, history, where
 from book.launch.board import Board
 from book.launch.child import Failure
 from book.launch.history import History
@@ -80,6 +80,7 @@ class Watch:
             os.register_at_fork(after_in_child=functools.partial(tap.unsubscribe, subscriber))
         children.watch()
         children.watch_loaders(running)
+        files.watch(self._tell_written)
         told.write(folder, self._told)
         self._arm()  # the lock may be gone before the thread has had it once
         self._thread = threading.Thread(target=self._report, daemon=True, name="lockstep")
@@ -116,13 +117,22 @@ class Watch:
                 for said in told.read(self._folder).values()):
             time.sleep(LOOK_S / 5)
 
+    def _tell_written(self) -> None:
+        """Report that this rank begins to write a file: torchrun may end it before its next report."""
+        if self._writes.acquire(blocking=False):  # a report is a file that is written too
+            try:
+                with suppress(OSError):
+                    told.write(self._folder, self._told._replace(written=files.written()))
+            finally:
+                self._writes.release()
+
     def _now(self) -> Told:
         """What this rank does; only the time while it moves."""
         still_s = self._stillness.measure_s()
         serial = max((op.serial for op in tap.ops()[-1:]), default=0)
         moves = serial != self._told.serial
         self._told = self._so_far()._replace(
-            serial=serial, still_s=0.0 if moves else still_s,
+            serial=serial, still_s=0.0 if moves else still_s, written=files.written(),
             standing=None if moves else report(_nothing, _nothing, self._stillness.polled).standing)
         return self._told
 
@@ -138,10 +148,8 @@ class Watch:
         self._thread.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
         self._told = self._so_far()._replace(ended=True, standing=_left(), failure=error, notes=_notes())
-        try:
+        with self._writes, suppress(OSError):  # the folder may have been deleted
             told.write(self._folder, self._told)
-        except OSError:
-            pass  # the folder has been deleted
 
 
 def _nothing() -> None:

@@ -39,11 +39,13 @@ class Read(NamedTuple):
 _CODE = (".py", ".pyc", ".so")
 _written: dict[str, Write] = {}
 _opened: deque[str] = deque(maxlen=1)
+_told: list[Callable[[], None]] = []
 
 
-def watch() -> None:
-    """Remember what this process writes from now on."""
+def watch(tell: Callable[[], None] | None = None) -> None:
+    """Remember what this process writes from now on, and `tell` of each further file when the process begins it."""
     import torch
+    _told.extend([tell] if tell else ())
     sys.addaudithook(_heard)
     replace(torch, "save", _saves(torch.save))
 
@@ -87,7 +89,11 @@ def _heard(event: str, args: Sequence[Any]) -> None:
 def _note(path: Any) -> None:
     place = caller(sys._getframe(1))[1]
     if place and is_learners(place[0]) and len(_written) < MOST and isinstance(path, (str, os.PathLike)):
-        _written[_full(path)] = Write(time.monotonic(), place)
+        path = _full(path)
+        is_new = path not in _written
+        _written[path] = Write(time.monotonic(), place)
+        for tell in _told if is_new else ():
+            tell()
 
 
 def _saves(save: Callable[..., None]) -> Callable[..., None]:

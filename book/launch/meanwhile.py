@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from book.launch import where
 from book.launch.child import Failure
 from book.launch.explain import Waited
+from book.launch.files import Read, Write
 from book.launch.ranks import RankProcess, Ranks
 from book.waiting.hang import Hang
 from book.words import joined, named
@@ -34,7 +35,8 @@ def meanwhile(ranks: Ranks, first: RankProcess, hang: Hang) -> list[str]:
         return []
     others = [Other(member.rank, member.failure, member.failed, member.finished or member.returned) for member in ranks]
     found = [time_up(first.rank, failure.waited, others, hang)] if failure.waited else []
-    return [*found, *(_written_late(ranks, first) if failure.not_read else ())]
+    written: dict[int, Any] = {member.rank: member.notes.written for member in ranks if member.notes}
+    return [*found, *(written_late(first.rank, failure.not_read, written) if failure.not_read else ())]
 
 
 def time_up(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> str:
@@ -80,19 +82,17 @@ def _is_at(other: Other, hang: Hang) -> str:
     return words + (f" at {standing.place}" if standing.place else "")
 
 
-def _written_late(ranks: Ranks, first: RankProcess) -> Iterator[str]:
-    """Whether another rank has written the file since, or was writing it."""
-    assert first.failure is not None and first.failure.not_read is not None
-    path, failed_s, was_there = first.failure.not_read
+def written_late(first: int, read: Read, written: Mapping[int, Mapping[str, Write]]) -> Iterator[str]:
+    """Whether another rank than `first` has written the file since, or was writing it; `written` has those of each."""
+    path, failed_s, _ = read
     changed_s = 0.0
     with suppress(OSError):
         changed_s = time.monotonic() - (time.time() - os.stat(path).st_mtime)
-    for member in ranks:
-        write = member.notes.written.get(path) if member.notes and member is not first else None
-        if write is None:
+    for rank, files in written.items():
+        if path not in files or rank == first:
             continue
-        began_s, place = write
+        began_s, place = files[path]
         if began_s > failed_s - SLACK_S or changed_s > failed_s - SLACK_S:
-            yield (f"rank {member.rank} writes this file at {where.place_of(*place)}. Rank {first.rank} has read it "
+            yield (f"rank {rank} writes this file at {where.place_of(*place)}. Rank {first} has read it "
                    "too early: call dist.barrier() on all ranks between the two lines")
             return
