@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from book import record, tap
 from book.launch import launch
 from book.tap.group import _in_world
-from book.tap.log import LENGTH, NOBODY, Form, Group, Log, Op, Subscriber
+from book.tap.log import LENGTH, NOBODY, Group, Log, Op, Subscriber
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -194,7 +194,7 @@ def test_a_peer_outside_the_group_is_noted_as_given():
 
 
 def test_a_reader_is_told_once_and_only_what_it_asks_for():
-    log, reader, op = Log(), Reader(), Op(Form("barrier", "barrier", WORLD, None), 1)
+    log, reader, op = Log(), Reader(), Op("barrier", "barrier", WORLD, 1, None)
     for _ in range(2):
         log.subscribe(reader)
     threads = [threading.Thread(target=log.write, args=(op,)) for _ in range(8)]
@@ -202,7 +202,7 @@ def test_a_reader_is_told_once_and_only_what_it_asks_for():
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(reader.told) == 8 and op.serial == 8 and log.told_of(op).issued and not log.named
+    assert len(reader.told) == 8 and op.serial == 8 and log.issued and not log.named
 
 
 def waited_with_a_limit(rank):

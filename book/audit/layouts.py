@@ -46,9 +46,6 @@ class Layouts(Subscriber):
         return tuple(layout._replace(place=str(place_of(*layout.place)) if layout.place else "a line of a library")
                      for layout in self._noted)
 
-    def told_of(self, op: Op) -> Subscriber | None:
-        return None if op.form.is_plain else self
-
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
             if tensor.layout is self._strided and not tensor.is_contiguous() and tensor.device.type == "cpu":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book.audit.notes import Notes, PlaceOf
 from book.tap import Op, Subscriber
-from book.tap.log import LOG, Place
+from book.tap.log import Place
 from book.tap.place import caller
 from book.tap.replaced import replace
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 SUMS, MEANS = {"SUM", "AVG"}, {"all_reduce", "reduce"}
-EXCHANGES = {"all_reduce", "reduce_scatter"}
 GATHERS = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 JOINING = {"CatBackward0", "StackBackward0", "CopySlices", "IndexPutBackward0", "SliceScatterBackward0",
            "SelectScatterBackward0"}
@@ -79,12 +78,8 @@ class Passed(Subscriber):
         ranks = self._torch.distributed.get_process_group_ranks(model.process_group)
         self._groups_of_models.add(tuple(ranks))
 
-    def told_of(self, op: Op) -> Subscriber | None:
-        is_looked_at = op.form.has_graph and (op.function in MEANS or op.function in GATHERS)
-        return self if is_looked_at or (self._uses and op.function and op.kind in EXCHANGES) else None
-
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        if self._uses and op.kind in EXCHANGES and tensors and tensors[0].dim():
+        if op.kind in ("all_reduce", "reduce_scatter") and tensors and tensors[0].dim() and self._uses and op.function:
             self._has_exchanged = True
         if op.function in MEANS and tensors[0].requires_grad:
             self._reduced(op, tensors[0])
@@ -111,8 +106,6 @@ class Passed(Subscriber):
     def _note(self, use: Use, ranks: tuple[int, ...]) -> None:
         if len(self._uses) < MOST:
             self._uses.setdefault(use, ranks)
-            if len(self._uses) == 1:
-                LOG.ask_again()  # gradients that are exchanged by hand count from now on
 
     def _around(self, backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from book.audit.notes import Notes, PlaceOf
@@ -36,24 +36,13 @@ class Turns(NamedTuple):
     meet: bool
 
 
-class _Group(Subscriber):
-    """Notes which threads call collectives in one group."""
-
+class _Group:
     def __init__(self) -> None:
         self.num_calls, self.last = 0, 0
         self.threads: dict[int, int] = {}  # indices
         self.turns: list[Turn] = []
-        self.last_ops: dict[int, Op] = {}  # of each thread
+        self.inside: dict[int, int] = {}  # threads, by the serial number of a call that they are in
         self.meet = False
-
-    def before(self, op: Op) -> None:
-        thread = threading.get_ident()
-        self.num_calls += 1
-        if thread != self.last:
-            self.take_turn(thread, op)
-        if len(self.threads) > 1 and not self.meet:
-            self.meet = self.is_met(thread)
-        self.last_ops[thread] = op
 
     def take_turn(self, thread: int, op: Op) -> None:
         """Note that another thread goes on with the calls."""
@@ -62,13 +51,6 @@ class _Group(Subscriber):
         self.threads.setdefault(thread, max(self.threads.values(), default=0) + 1 if name else 0)
         if len(self.turns) < MOST_TURNS:
             self.turns.append(Turn(name, self.threads[thread], self.num_calls, op.function or "", op.place))
-
-
-    def is_met(self, thread: int) -> bool:
-        """Whether another thread than this one is in a call."""
-        own = self.threads[thread]
-        return any([self.threads[other] != own and not (op.waited or op.withdrawn) and _is_in_a_call(other)
-                    for other, op in list(self.last_ops.items())])
 
 
 class Threads(Subscriber):
@@ -83,10 +65,37 @@ class Threads(Subscriber):
                                       for turn in group.turns), group.meet)
                      for key, group in list(self._groups.items()) if len(set(group.threads.values())) > 1)
 
-    def told_of(self, op: Op) -> Subscriber | None:
+    def before(self, op: Op) -> None:
         if op.is_message or op.function is None or op.inside or op.place is None:
-            return None
-        return self._groups.setdefault((op.group.name, op.group.ranks), _Group())
+            return
+        key = op.group.name, op.group.ranks
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+        thread = threading.get_ident()
+        group.num_calls += 1
+        if thread != group.last:
+            group.take_turn(thread, op)
+        if len(set(group.threads.values())) > 1 and not group.meet:
+            others = {other for other in list(group.inside.values()) if group.threads[other] != group.threads[thread]}
+            group.meet = any(map(_is_in_a_call, others))
+
+    def issued(self, op: Op, tensors: Sequence[Any]) -> None:
+        group = self._groups.get((op.group.name, op.group.ranks)) if op.function and not op.is_message else None
+        thread = threading.get_ident()
+        if group is not None and thread in group.threads and not op.inside:
+            group.inside[op.serial] = thread
+
+    def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
+        self.withdrawn(op)
+
+    def withdrawn(self, op: Op) -> None:
+        if not op.is_message:
+            group = self._groups.get((op.group.name, op.group.ranks))
+            if group is not None:
+                group.inside.pop(op.serial, None)
+
+    left = withdrawn
 
 
 def _name(thread: threading.Thread) -> str:

@@ -49,22 +49,18 @@ class Touches(Subscriber):
         self._is_received = is_received
         self._pending: dict[int, _Pending] = {}
         self._noted: dict[Touched, None] = {}
-        self._others = _Others(self)
 
     def told(self, place_of: PlaceOf) -> tuple[Touched, ...]:
         """What was noted, with readable places."""
         return tuple(each._replace(issued_at=str(place_of(*each.issued_at or ("", 0))),
                                    waited_at=str(place_of(*each.waited_at or ("", 0)))) for each in list(self._noted))
 
-    def told_of(self, op: Op) -> Subscriber | None:
-        if op.function in FOLLOWED and op.place is not None and not (op.inside or op.form.is_sync):
-            return self
-        return None if op.kind == "send" else self._others
-
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        if len(tensors) != 1 or len(self._pending) >= MOST_PENDING:
+        if op.function not in FOLLOWED or len(tensors) != 1 or op.inside:
             return
         tensor = tensors[0]
+        if op.place is None or len(self._pending) >= MOST_PENDING:
+            return
         try:
             version = tensor._version
             is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -91,29 +87,14 @@ class Touches(Subscriber):
             if place is not None and len(self._noted) < MOST:
                 self._noted[Touched(op.function or "", op.peer, op.place, place)] = None
         if self._pending and op.kind != "send":
-            self.release(op)
-
-    def release(self, by: Op) -> None:
-        """Follow no further what is known to be done by the end of an operation."""
-        for other in [each for each in list(self._pending.values()) if self._is_over(each, by)]:
-            self._pending.pop(other.op.serial, None)
+            for other in [each for each in list(self._pending.values()) if self._is_over(each, op)]:
+                self._pending.pop(other.op.serial, None)
 
     def _is_over(self, pending: _Pending, by: Op) -> bool:
         """Whether the program may know now that an operation is done, and has not changed its tensor before."""
         is_known = (pending.op.kind == "send" and self._is_received is not None
                     and self._is_received(pending.op, by))
         return is_known and not _is_changed(pending)
-
-
-class _Others(Subscriber):
-    """Has the end of operations that are not followed themselves end those that are."""
-
-    def __init__(self, touches: Touches) -> None:
-        self._touches = touches
-
-    def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
-        if self._touches._pending:
-            self._touches.release(op)
 
 
 def _is_changed(pending: _Pending) -> bool:

@@ -28,11 +28,19 @@ class Compared(Agreement):
         self.mismatch = ""
         self._tell = tell
 
-    def refuse(self, words: str) -> None:
+    def note(self, words: str) -> None:
         """Keep it, and have it told before the program goes on: gloo may end the process in this call."""
         if not self.mismatch:
-            self.mismatch, self.is_over = words, True
+            self.mismatch = words
             self._tell()
+
+    def before(self, op: Op) -> None:
+        if self.mismatch:
+            return
+        try:
+            super().before(op)
+        except CallMismatch as error:
+            self.note(str(error))
 
 
 class Exchanged(Messages):
@@ -46,7 +54,7 @@ class Exchanged(Messages):
         try:
             super().issued(op, tensors)
         except CallMismatch as error:
-            self._compared.refuse(str(error))
+            self._compared.note(str(error))
 
 
 def wrong_start(told: Told, init: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any],

@@ -104,7 +104,7 @@ class Watch:
     def look_at_start(self, *call: Any) -> None:
         """Say if the call of init_process_group that comes next can't succeed; `call` is as in `wrong_start`."""
         if wrong := wrong_start(self._told, *call):
-            self._compared.refuse(wrong)
+            self._compared.note(wrong)
 
     def _tell_at_once(self) -> None:
         """Report what can't be right, and wait for the other ranks to say what they have called."""

@@ -8,6 +8,7 @@ their last calls.
 """
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections import defaultdict
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from book.launch import where
-from book.launch.board import NUM_ALIKE, Board, Call, packed
+from book.launch.board import NUM_ALIKE, Board, Call
 from book.tap import Op, Subscriber
 from book.waiting.hang import Collective, Group
 from book.words import agree, named
@@ -44,75 +45,29 @@ class Agreement(Subscriber):
     """Has the collectives that this process calls compared on the board, those of DDP and its like too."""
 
     def __init__(self, board: Board) -> None:
-        self.board = board
-        self.is_over = False
-        self._groups: dict[Group, _Group] = {}
-
-    def told_of(self, op: Op) -> Subscriber | None:
-        rank, group = op.group.rank, Group(op.group.name, tuple(sorted(op.group.ranks)))
-        if op.is_message or op.inside or rank not in group.ranks:
-            return None
-        return _Compared(op, self._groups.setdefault(group, _Group(self.board, rank, group)), self)
-
-    def refuse(self, words: str) -> None:
-        """Do not let a call be made that can't be right."""
-        raise CallMismatch(words)
-
-    def calls_in_words(self, group: Group, number: int) -> str:
-        """What each rank of a group calls, once all have called or after `WAIT_S`."""
-        end_s = time.monotonic() + WAIT_S
-        while True:
-            calls = {rank: self.board.read(rank, group, number) for rank in group.ranks}
-            if all(calls.values()) or time.monotonic() > end_s:
-                return describe({rank: call for rank, call in calls.items() if call})
-            time.sleep(0.01)
-
-
-class _Group:
-    """A group on the board: how many calls this rank has made in it, and where its peers write down theirs."""
-
-    def __init__(self, board: Board, rank: int, group: Group) -> None:
-        self.rank, self.group, self.number = rank, group, 0
-        self.row = board.row(rank, group, new=True)
-        self.missing = [peer for peer in group.ranks if peer != rank]
-        self.rows: list[int] = []  # of the others
-
-    def look_for_rows(self, board: Board) -> None:
-        """Find the peers that have called something in the group since."""
-        rows = {peer: board.row(peer, self.group) for peer in self.missing}
-        self.rows = [*self.rows, *(row for row in rows.values() if row is not None)]
-        self.missing = [peer for peer, row in rows.items() if row is None]
-
-
-class _Compared(Subscriber):
-    """Notes calls of one form, and refuses the one that differs from a peer's with the same number."""
-
-    def __init__(self, op: Op, group: _Group, agreement: Agreement) -> None:
-        self._group, self._board, self._agreement = group, agreement.board, agreement
-        self._call = _noted(op)
-        self._packed = packed(self._call)
+        self._board = board
+        self._numbers: dict[Group, int] = defaultdict(int)
 
     def before(self, op: Op) -> None:
-        group = self._group
-        if group.row is None or self._agreement.is_over:
+        """Note a call, and raise `CallMismatch` if a peer's call with the same number differs."""
+        rank, group = op.group.rank, _group(op.group)
+        if not _is_compared(op) or rank not in group.ranks:
             return
-        group.number += 1
-        if self._board.put(group.row, group.rows, group.number, self._packed):
-            self._look_at_all()
-        elif group.missing:
-            group.look_for_rows(self._board)
-            if self._board.put(group.row, group.rows, group.number, self._packed):
-                self._look_at_all()
-
-    def _look_at_all(self) -> None:
-        """Refuse the call, unless torch has refused it on another rank."""
-        rank, group, call = self._group.rank, self._group.group, self._call._replace(number=self._group.number)
+        self._numbers[group] += 1
+        name, owner = op.function or op.kind, op.owner or ""
+        # Whose a call from C++ is hangs on the models that this rank alone has, so only that it is one is compared.
+        compared = "C++" if op.function is None else owner
+        arguments, alike = _described(name, compared, op.tensors, op.has_splits, op.reduces, op.root, op.members)
+        by = f"{owner} in backward" if owner and op.in_backward else owner
+        call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
+        self._board.note(rank, group, call)
         for peer in group.ranks:
+            if peer == rank or self._board.alike(peer, group, call.number) in (None, call.alike):
+                continue
             other = self._board.read(peer, group, call.number)
-            if other is not None and other.alike != call.alike and not (
+            if other is not None and not (
                     self._has_refused(peer, group, call) or self._has_refused(rank, group, other)):
-                self._agreement.refuse(self._agreement.calls_in_words(group, call.number))
-                return
+                raise CallMismatch(self._told(group, call.number))
 
     def _has_refused(self, rank: int, group: Group, call: Call) -> bool:
         """Whether torch has refused this call on a rank that has moved on to its next: it will refuse it on all."""
@@ -121,22 +76,31 @@ class _Compared(Subscriber):
 
     def withdrawn(self, op: Op) -> None:
         """Take back the last call noted in a group: it counts as never made."""
-        group = self._group
-        if group.row is not None and not self._agreement.is_over:
-            self._board.refuse(group.rank, group.group, group.number)
-            group.number -= 1
+        rank, group = op.group.rank, _group(op.group)
+        if _is_compared(op) and rank in group.ranks:
+            self._board.refuse(rank, group, self._numbers[group])
+            self._numbers[group] -= 1
+
+    def _told(self, group: Group, number: int) -> str:
+        """What each rank of a group calls, once all have called or after `WAIT_S`."""
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            calls = {rank: self._board.read(rank, group, number) for rank in group.ranks}
+            if all(calls.values()) or time.monotonic() > end_s:
+                return describe({rank: call for rank, call in calls.items() if call})
+            time.sleep(0.01)
 
 
-def _noted(op: Op) -> Call:
-    """A call as the board has it, still without its number."""
-    name, owner = op.function or op.kind, op.owner or ""
-    # Whose a call from C++ is hangs on the models that this rank alone has, so only that it is one is compared.
-    compared = "C++" if op.function is None else owner
-    arguments, alike = _described(name, compared, op.tensors, op.has_splits, op.reduces, op.root, op.members)
-    by = f"{owner} in backward" if owner and op.in_backward else owner
-    return Call(0, alike, name, arguments, *(op.place or ("", 0)), by)
+def _is_compared(op: Op) -> bool:
+    return not (op.is_message or op.inside)
 
 
+@functools.cache
+def _group(group: Any) -> Group:
+    return Group(group.name, tuple(sorted(group.ranks)))
+
+
+@functools.lru_cache(1024)
 def _described(name: str, owner: str, tensors: Sequence[Any], has_splits: bool, reduces: str | None, root: int | None,
                members: Sequence[int]) -> tuple[str, tuple[int, ...]]:
     """A call's arguments for a reader, "float32 [4], SUM", and a checksum for each of `DIFFERENCES`."""

@@ -6,11 +6,11 @@ takes a half-written slot for a complete one. The launcher reads them too, even 
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
 import struct
-from collections.abc import Iterable
 from itertools import pairwise
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -23,8 +23,7 @@ MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further group
 NUM_ALIKE = 6  # things that must be the same on all ranks
 # Number, checksums, line; lengths of the name, of who made it, of the file name and of the arguments.
 _CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHHH")
-_NUMBER, _NONE = struct.Struct("<Q"), bytes(8)
-_ALIKE_END = _NUMBER.size + 4 * NUM_ALIKE  # of what two slots have in common where the calls are alike
+_NUMBER = struct.Struct("<Q")
 _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
@@ -72,33 +71,23 @@ class Board:
 
     def note(self, rank: int, group: Group, call: Call) -> None:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
-        row = self.row(rank, group, new=True)
-        if row is not None:
-            self.put(row, (), call.number, packed(call))
+        place = self._place(rank, group, new=True)
+        if place is None:
+            return
+        self._put(self._slot(rank, place, call.number), call)
 
-    def row(self, rank: int, group: Group, new: bool = False) -> int | None:
-        """Where a rank's calls in a group are; None if it has not called anything there, and must not be new."""
-        place = self._place(rank, group, new)
-        return None if place is None else self._slot(rank, place, 0)
-
-    def put(self, row: int, rows: Iterable[int], number: int, call: bytes) -> bool:
-        """Write down a call that has been packed; says whether one with its number in the peers' `rows` differs."""
-        at, key, memory = row + number % DEPTH * SLOT_BYTES, number.to_bytes(8, "little"), self._memory
-        memory[at:at + 8] = _NONE
-        memory[at + 8:at + 8 + len(call)] = call
-        memory[at:at + 8] = key
-        own = key + call[:_ALIKE_END - 8]
-        for other in rows:
-            at = other + number % DEPTH * SLOT_BYTES
-            if memory[at:at + _ALIKE_END] != own and memory[at:at + 8] == key:
-                return True
-        return False
+    def _put(self, at: int, call: Call) -> None:
+        lengths, texts = _encoded(call.name, call.by, call.filename, call.arguments)
+        _NUMBER.pack_into(self._memory, at, 0)
+        self._write(at + _CALL.size, texts)
+        _CALL.pack_into(self._memory, at, 0, *call.alike, call.line, *lengths)
+        _NUMBER.pack_into(self._memory, at, call.number)
 
     def refuse(self, rank: int, group: Group, number: int) -> None:
         """Take back one of this rank's own calls that torch has refused; `refused` still returns it."""
         place, call = self._place(rank, group), self.read(rank, group, number)
         if place is not None and call is not None:
-            self.put(self._refused_slot(rank, place) - number % DEPTH * SLOT_BYTES, (), number, packed(call))
+            self._put(self._refused_slot(rank, place), call)
             _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
 
     def refused(self, rank: int, group: Group) -> Call | None:
@@ -111,6 +100,15 @@ class Board:
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
         return call if call is not None and call.number == number else None
+
+    def alike(self, rank: int, group: Group, number: int) -> tuple[int, ...] | None:
+        """What `read` returns has as `alike`, in a part of the time."""
+        place = self._place(rank, group)
+        at = 0 if place is None else self._slot(rank, place, number)
+        if place is None or _NUMBER.unpack_from(self._memory, at)[0] != number:
+            return None
+        alike = _CALL.unpack_from(self._memory, at)[1:1 + NUM_ALIKE]
+        return alike if _NUMBER.unpack_from(self._memory, at)[0] == number else None
 
     def last_calls(self) -> dict[Group, dict[int, Call]]:
         """For each group: the last call in it of each rank that has made one."""
@@ -175,11 +173,12 @@ class Board:
         self._memory[at:at + len(data)] = data
 
 
-def packed(call: Call) -> bytes:
-    """A call as its slot has it behind the number; of the arguments as much as there is room for."""
-    fixed = [text.encode() for text in (call.name, call.by, call.filename)]
-    texts = [*fixed, call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]]
-    return (_CALL.pack(0, *call.alike, call.line, *map(len, texts)) + b"".join(texts))[_NUMBER.size:SLOT_BYTES]
+@functools.lru_cache(1024)
+def _encoded(name: str, by: str, filename: str, arguments: str) -> tuple[tuple[int, ...], bytes]:
+    """The lengths of a call's texts, and all of them; of the arguments as much as there is room for."""
+    fixed = [text.encode() for text in (name, by, filename)]
+    texts = [*fixed, arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]]
+    return tuple(map(len, texts)), b"".join(texts)[:SLOT_BYTES - _CALL.size]
 
 
 def _shared(world_size: int, file: Any) -> Board:

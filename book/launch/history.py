@@ -27,33 +27,10 @@ class _Key(NamedTuple):
 class _Calls:
     """The calls in one group."""
     total: int = 0
-    lines: dict[_Key, _Line] = field(default_factory=dict)
-    last: deque[_Line] = field(default_factory=lambda: deque(maxlen=LENGTH))
+    counts: dict[_Key, int] = field(default_factory=dict)
+    batches: dict[_Key, int] = field(default_factory=dict)  # the one at the last call
+    last: deque[_Key] = field(default_factory=lambda: deque(maxlen=LENGTH))
     op: Op | None = None
-
-
-class _Line(Subscriber):
-    """Counts the calls of one line; in which `batch` the last one was."""
-
-    def __init__(self, key: _Key, calls: _Calls, history: History) -> None:
-        self.key, self.count = key, 0
-        # DDP's buckets are no calls that a reader knows: a line counts once for each batch.
-        self._is_of_batch = bool(key.owner and key.in_backward)
-        self._batch, self._calls, self._history = -1, calls, history
-
-    def before(self, op: Op) -> None:
-        calls = self._calls
-        calls.total += 1
-        calls.op = op
-        calls.last.append(self)
-        if not (self._is_of_batch and self._batch == self._history.batch):
-            self.count += 1
-            self._batch = self._history.batch
-
-    def withdrawn(self, op: Op) -> None:
-        if self._calls.op is op:
-            self._calls.total -= 1
-            self._calls.last.pop().count -= 1
 
 
 @dataclass
@@ -72,14 +49,27 @@ class History(Subscriber):
     """Has this process count its calls."""
 
     def __init__(self) -> None:
-        self.batch = 0
+        self._batch = 0
 
-    def told_of(self, op: Op) -> Subscriber | None:
+    def before(self, op: Op) -> None:
         if op.is_message or op.inside:
-            return None
+            return
         calls = _groups[op.group]
-        key = _Key(op.function or op.kind, op.owner or "", op.in_backward, op.form.lines)
-        return calls.lines.setdefault(key, _Line(key, calls, self))
+        key = _Key(op.function or op.kind, op.owner or "", op.in_backward, chain(sys._getframe(1)))
+        calls.total += 1
+        calls.op = op
+        calls.last.append(key)
+        # DDP's buckets are no calls that a reader knows: a line counts once for each batch.
+        if not (key.owner and key.in_backward and calls.batches.get(key) == self._batch):
+            calls.counts[key] = calls.counts.get(key, 0) + 1
+            calls.batches[key] = self._batch
+
+    def withdrawn(self, op: Op) -> None:
+        calls = _groups.get(op.group)
+        if calls and calls.op is op:
+            calls.total -= 1
+            key = calls.last.pop()
+            calls.counts[key] -= 1
 
     def wrapped(self, model: Any) -> None:
         _models.append(_Runs())
@@ -92,7 +82,7 @@ class History(Subscriber):
         runs.counts[chain(sys._getframe(1))] += 1
         if model.training and sys.modules["torch"].is_grad_enabled():
             runs.num_batches += 1
-            self.batch += 1
+            self._batch += 1
 
 
 def calls() -> dict[Group, history.History]:
@@ -101,12 +91,11 @@ def calls() -> dict[Group, history.History]:
 
 
 def _told(calls: _Calls) -> history.History:
-    made = {each: Made(around.line(key.chain), key.call, key.owner, key.in_backward)
-            for key, each in list(calls.lines.items())}
+    made = {key: Made(around.line(key.chain), key.call, key.owner, key.in_backward) for key in list(calls.counts)}
     counts: dict[Made, int] = defaultdict(int)
-    for each in made:
-        counts[made[each]] += each.count
-    return history.History(calls.total, dict(counts), tuple(made[each] for each in list(calls.last) if each in made),
+    for key, count in list(calls.counts.items()):
+        counts[made[key]] += count
+    return history.History(calls.total, dict(counts), tuple(made[key] for key in list(calls.last) if key in made),
                            _is_done(calls.op))
 
 

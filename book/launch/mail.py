@@ -16,9 +16,8 @@ DEPTH, CHANNELS, SLOT_BYTES = 32, 128, 512  # of a channel's messages the last o
 PART_BYTES = CHANNELS * DEPTH * SLOT_BYTES
 MAX_CLOCK = 32  # ranks: more do not note what they know of one another
 _FINISHED, _CLOCK, _NOTE = 16, 20, 20 + 4 * MAX_CLOCK  # where these begin in a slot, after channel and number
-_NONE, _UNFINISHED = bytes(8), bytes(4)
-_TENSOR = struct.Struct("<QHH")  # elements, bytes of one, length of the tensor in words, which come next
-_PLACE = struct.Struct("<IH")  # line, length of the file name, which comes next
+_NUMBER, _NONE = struct.Struct("<QI"), bytes(8)
+_FIXED = struct.Struct("<QHIHH")  # elements, bytes of one, line, lengths of the tensor in words and of the file name
 
 
 class Sent(NamedTuple):
@@ -45,28 +44,21 @@ class Sent(NamedTuple):
         """As bytes that fit into a slot; those of two sides begin alike where dtype and shape are the same."""
         filename, line = self.place or ("", 0)
         texts = [f"{self.dtype} {','.join(map(str, self.shape))}".encode(), filename.encode(errors="replace")]
-        tensor = _TENSOR.pack(self.num_elements, self.itemsize, len(texts[0])) + texts[0]
-        return (tensor + _PLACE.pack(line, len(texts[1])) + texts[1])[:SLOT_BYTES - _NOTE]
-
-
-def tensor_in(note: bytes) -> bytes:
-    """What a packed side begins with: its dtype and shape."""
-    return note[:_TENSOR.size + int.from_bytes(note[10:12], "little")]
+        fixed = _FIXED.pack(self.num_elements, self.itemsize, line, *map(len, texts))
+        return (fixed + b"".join(texts))[:SLOT_BYTES - _NOTE]
 
 
 def are_alike(one: bytes, other: bytes) -> bool:
     """Whether two packed sides have the same dtype and the same shape."""
-    return other.startswith(tensor_in(one))
+    end = _FIXED.size + int.from_bytes(one[14:16], "little")
+    return one[:10] == other[:10] and one[14:16] == other[14:16] and one[_FIXED.size:end] == other[_FIXED.size:end]
 
 
 def unpacked(note: bytes) -> Sent:
     """The side of a message that was packed into a slot."""
-    _, itemsize, _ = _TENSOR.unpack_from(note)
-    tensor = tensor_in(note)
-    dtype, _, shape = tensor[_TENSOR.size:].decode().partition(" ")
-    line, length = _PLACE.unpack_from(note, len(tensor))
-    start = len(tensor) + _PLACE.size
-    filename = note[start:start + length].decode(errors="replace")
+    _, itemsize, line, length, place = _FIXED.unpack_from(note)
+    dtype, _, shape = note[_FIXED.size:_FIXED.size + length].decode().partition(" ")
+    filename = note[_FIXED.size + length:_FIXED.size + length + place].decode(errors="replace")
     return Sent(dtype, tuple(map(int, filter(None, shape.split(",")))), itemsize, (filename, line) if line else None)
 
 
@@ -84,16 +76,10 @@ class Mail:
         """Note this rank's own side of a message; `channel` has 8 bytes, the `clock` 4 for each of `MAX_CLOCK` ranks.
         """
         at, memory = _slot(rank, channel, number), self._memory
-        content = b"".join((number.to_bytes(8, "little"), _UNFINISHED, clock or bytes(4 * MAX_CLOCK), note))
         memory[at:at + 8] = _NONE
-        memory[at + 8:at + 8 + len(content)] = content
+        memory[at + _NOTE:at + _NOTE + len(note)] = note
+        memory[at + 8:at + _CLOCK + len(clock)] = _NUMBER.pack(number, 0) + clock
         memory[at:at + 8] = channel
-
-    def differs(self, rank: int, channel: bytes, number: int, tensor: bytes) -> bool:
-        """Whether a rank has noted a message, and that it is not such a tensor."""
-        at, key, memory = _slot(rank, channel, number), channel + number.to_bytes(8, "little"), self._memory
-        return memory[at:at + 16] == key and memory[at + _NOTE:at + _NOTE + len(tensor)] != tensor and (
-            memory[at:at + 16] == key)
 
     def read(self, rank: int, channel: bytes, number: int) -> bytes | None:
         """What a rank has noted of a message; None if it has not, or if another note has taken the slot."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from book.audit import shorter
 from book.launch import where
 from book.launch.agreement import WAIT_S, CallMismatch
-from book.launch.mail import MAX_CLOCK, Mail, Sent, are_alike, tensor_in, unpacked
+from book.launch.mail import MAX_CLOCK, Mail, Sent, are_alike, unpacked
 from book.tap import Op, Subscriber
-from book.tap.log import Described, Form, Group, Place
+from book.tap.log import Described, Group, Place
 
 if TYPE_CHECKING:
     import torch
@@ -37,14 +37,13 @@ class _Channel:
         self.is_open, self.count, self.serial = True, 0, 0
         sides = [_key(group, source, target, kind, side) for side in ("send", "recv")]
         self.keys = dict(zip(("send", "recv"), sides))
-        self._last: tuple[Form | None, bytes, bytes] = None, b"", b""
+        self._last: tuple[Described | None, Place | None, bytes] = None, None, b""
 
-    def note(self, form: Form) -> tuple[bytes, bytes]:
-        """The own side of a message, most often like that of the one before, and what it says of the tensor."""
-        if self._last[0] is not form:
-            note = _note(form.tensors[0], form.place)
-            self._last = form, note, tensor_in(note)
-        return self._last[1:]
+    def note(self, tensor: Described, place: Place | None) -> bytes:
+        """The own side of a message, most often like that of the one before."""
+        if self._last[0] != tensor or self._last[1] != place:
+            self._last = tensor, place, _note(tensor, place)
+        return self._last[2]
 
 
 class Messages(Subscriber):
@@ -54,15 +53,11 @@ class Messages(Subscriber):
         self._mail = mail
         # Of each rank: how many of its receives had come to an end before what this rank knows of.
         self._clock = array("I", [0] * world_size) if world_size <= MAX_CLOCK else array("I")
-        self._noted_clock = bytes(4 * MAX_CLOCK)
         self._channels: dict[tuple[Any, ...], _Channel] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._exchanges: dict[Group, int] = {}
         self._anyones: dict[tuple[Any, ...], _Anyone] = {}
         self._numbers: dict[int, tuple[_Channel, int]] = {}  # of what was not waited for, by serial
-
-    def told_of(self, op: Op) -> Subscriber | None:
-        return self if op.is_message or op.kind == "all_to_all" else None
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         if op.is_message:
@@ -74,22 +69,20 @@ class Messages(Subscriber):
         channel = self._channel(op, op.peer)
         if channel is None:
             return
-        number = channel.count = channel.count + 1
+        channel.count += 1
         channel.serial = op.serial
-        form, mail = op.form, self._mail
-        note, tensor = channel.note(form)
-        mail.post(form.group.rank, channel.keys[form.kind], number, note, self._noted_clock)
-        self._numbers[op.serial] = channel, number
-        other = channel.keys["recv" if form.kind == "send" else "send"]
-        theirs = mail.read(channel.peer, other, number) if mail.differs(channel.peer, other, number, tensor) else None
-        if theirs is not None:
-            sent, received = (note, theirs) if form.kind == "send" else (theirs, note)
-            _compare(sent, received, *_ends(form.group.rank, channel.peer, form.kind))
+        own, other = ("send", "recv") if op.kind == "send" else ("recv", "send")
+        note = channel.note(op.tensors[0], op.place)
+        self._mail.post(op.group.rank, channel.keys[own], channel.count, note, self._clock.tobytes())
+        self._numbers[op.serial] = channel, channel.count
+        theirs = self._mail.read(channel.peer, channel.keys[other], channel.count)
+        if theirs is not None and not are_alike(note, theirs):
+            sent, received = (note, theirs) if op.kind == "send" else (theirs, note)
+            _compare(sent, received, *_ends(op.group.rank, channel.peer, op.kind))
 
     def _channel(self, op: Op, peer: int | None) -> _Channel | None:
         """The channel of a message; None if it is not known how its messages are counted."""
-        form = op.form
-        at = id(form.group), peer, form.tag, form.kind
+        at = id(op.group), peer, op.tag, op.kind
         channel = self._channels.get(at)
         if channel is not None and not self._anyones:
             return channel if channel.is_open else None
@@ -134,24 +127,21 @@ class Messages(Subscriber):
 
     def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
         channel, number = self._numbers.pop(op.serial, (None, 0))
-        if op.form.kind != "recv":
-            return
-        if channel is not None:
-            rank = op.form.group.rank
-            self._know(channel.peer, channel.keys["send"], number, rank)
+        if op.kind == "recv" and channel is not None:
+            self._know(channel.peer, channel.keys["send"], number)
             if self._clock:
-                self._mail.finish(rank, channel.keys["recv"], number, self._clock[rank])
-        elif op.peer is None and source_rank is not None:
+                self._clock[op.group.rank] += 1
+                self._mail.finish(op.group.rank, channel.keys["recv"], number, self._clock[op.group.rank])
+        elif op.kind == "recv" and op.peer is None and source_rank is not None:
             self._arrived(op, source_rank)
 
-    def _know(self, source: int, channel: bytes, number: int, received_by: int | None = None) -> None:
-        """Learn what the sender of a message knew when it sent it; `received_by` this rank, if it was just received."""
+    def _know(self, source: int, channel: bytes, number: int) -> None:
+        """Learn what the sender of a message knew when it sent it."""
         clock = self._mail.clock(source, channel, number)
-        if clock is not None and self._clock and clock != self._noted_clock:
-            self._clock = array("I", map(max, self._clock, array("I", clock[:4 * len(self._clock)])))
-        if received_by is not None and self._clock:
-            self._clock[received_by] += 1
-        self._noted_clock = self._clock.tobytes().ljust(4 * MAX_CLOCK, b"\0")
+        if clock is not None and self._clock:
+            known = clock[:4 * len(self._clock)]
+            if known != self._clock.tobytes():
+                self._clock = array("I", map(max, self._clock, array("I", known)))
 
     def is_received(self, op: Op, by: Op) -> bool:
         """Whether the program may know by the end of the operation `by` that what `op` sends has been received.

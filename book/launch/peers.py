@@ -20,9 +20,6 @@ class Peers(Subscriber):
         if isinstance(rank, int) and not 0 <= rank < world_size:
             raise ValueError(f"there is no rank {rank}: ranks are 0 to {world_size - 1}")
 
-    def told_of(self, op: Op) -> Subscriber | None:
-        return self if NOBODY in (op.peer, op.root) or op.peer == op.group.rank else None
-
     def before(self, op: Op) -> None:
         if NOBODY in (op.peer, op.root):
             raise ValueError("group_src= or group_dst= names a rank that the group does not have: its ranks are 0 to "

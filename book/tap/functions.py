@@ -12,8 +12,8 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from book.tap.group import calls_in, inside
-from book.tap.log import LOG, Form, Op
-from book.tap.place import OF_OBJECTS, caller, chain
+from book.tap.log import LOG, Op
+from book.tap.place import OF_OBJECTS, caller
 from book.tap.replaced import replace, uncompiled
 
 
@@ -65,10 +65,8 @@ def _op(name: str, signature: inspect.Signature, args: tuple[Any, ...], options:
         own = calls.of(group)
         members = tuple(sorted(given.get("ranks") or ()))
         root = None if name in ("new_group", "all_gather_object") else _root(given, own.ranks)
-        frame = sys._getframe(1)
-        by = caller(frame)
-        return Op(Form(name, name, own, by.place, by.owner, lines=chain(frame), root=root, members=members),
-                  next(calls.collectives))
+        by = caller(sys._getframe(1))
+        return Op(name, name, own, next(calls.collectives), by.place, by.owner, root=root, members=members)
     except Exception:
         return None  # torch says why
 
@@ -98,7 +96,7 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        LOG.has_models = True
+        LOG.models.add(self)
         for told in LOG.wrapped:
             told(self)
 
@@ -110,7 +108,7 @@ def _counts(set_state: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_state)
     def copied(self: Any, state: Any) -> None:
         set_state(self, state)
-        LOG.has_models = True
+        LOG.models.add(self)
 
     return copied
 

@@ -9,7 +9,6 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.tap.log import LOG, NOBODY, Described, Form, Group, Op
-from book.tap.place import Way, caller, chain, taken, way
+from book.tap.log import LOG, NOBODY, Described, Group, Op
+from book.tap.place import caller
 from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
 
@@ -50,7 +49,6 @@ COLLECTIVES = {
     "gather": Method("gather", 1), "barrier": Method("barrier", None), "monitored_barrier": Method("barrier", None),
 }
 ROOTED, REDUCING = {"broadcast", "reduce", "scatter", "gather"}, {"all_reduce", "reduce", "reduce_scatter"}
-MOST_FORMS, MOST_WAYS = 4096, 64  # sets of arguments that a group's calls are known by, and lines that pass the same
 SPLIT = {"alltoall_base", "all_to_all_single"}  # their arguments 2 and 3 are the sizes of parts
 _METHODS = {name: getattr(ProcessGroup, name) for name in [*COLLECTIVES, "send", "recv", "recv_anysource"]
             if hasattr(ProcessGroup, name)}
@@ -84,7 +82,6 @@ class _Calls:
     def __init__(self) -> None:
         self.group: Group | None = None  # known only after the group's constructor
         self.collectives, self.messages = itertools.count(1), itertools.count(1)
-        self.forms: dict[tuple[Any, ...], list[tuple[Way, Form]]] = {}
         # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self.batch: list[Op] | None = None
 
@@ -97,15 +94,6 @@ class _Calls:
                 return Group(group.group_name, tuple(range(group.size())), "", group.rank())
             self.group = Group(group.group_name, ranks, backend, dist.get_rank())
         return self.group
-
-    def keep(self, key: tuple[Any, ...], form: Form, by: Way) -> Form:
-        """Have a form found again by its key and the way to its calls."""
-        if len(self.forms) >= MOST_FORMS:
-            self.forms.clear()
-        if self.group is not None:  # else it has no name yet
-            self.forms.setdefault(key, []).append((by, form))
-            del self.forms[key][:-MOST_WAYS]
-        return form
 
 
 _others: WeakKeyDictionary[ProcessGroup, _Calls] = WeakKeyDictionary()  # of groups that are no TapGroup
@@ -166,17 +154,16 @@ def _tapped(name: str) -> Callable[..., Any]:
 
 def _message(name: str) -> Callable[..., Work | Request | None]:
     """A method that sends or receives, and notes it: nothing is done twice here, a short message takes as long."""
-    method = _METHODS[name]
+    method, kind, has_peer = _METHODS[name], name[:4], name != "recv_anysource"
 
     def call(self: ProcessGroup, tensors: list[torch.Tensor], *args: int) -> Work | Request | None:
         group, calls = (self.inner, self.calls) if type(self) is TapGroup else (self, calls_in(self))
         if not LOG.is_on:
             return method(group, tensors, *args)
-        tensor, frame = tensors[0], sys._getframe().f_back  # torch sends one at a time; the own frame would keep itself
-        key = (name, tensor.dtype, tensor.shape, *args)
-        form = taken(calls.forms.get(key, ())) or calls.keep(
-            key, _message_form(name, calls.of(self), tensor, args, frame), way(frame, False))
-        op = Op(form, next(calls.messages))
+        own, tensor = calls.group or calls.of(self), tensors[0]  # torch sends one at a time
+        function, place, owner, in_backward = caller(sys._getframe())
+        op = Op(kind, function, own, next(calls.messages), place, owner, in_backward,
+                _in_world(own, args[0]) if has_peer else None, args[-1], (Described(tensor.dtype, tensor.shape),))
         LOG.write(op, tensors)
         try:
             work = method(group, tensors, *args)
@@ -186,33 +173,20 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
         if calls.batch is not None:
             calls.batch.append(op)
             return work
-        return Request(work, (op,)) if work is not None and op.form.function else wrapped(work, (op,))
+        return Request(work, (op,)) if work is not None and function else wrapped(work, (op,))
 
     return uncompiled(call)
 
 
 def _seen(name: str) -> Callable[..., Work | None]:
     """A method that notes its calls. Torch passes tensors by position, both from Python and from C++."""
-    method, kind = _METHODS[name], COLLECTIVES[name].kind
-    is_reducing, is_rooted = kind in REDUCING, kind in ROOTED
+    method = _METHODS[name]
 
     def call(self: ProcessGroup, *args: Any, **options: Any) -> Work | None:
         group, calls = (self.inner, self.calls) if type(self) is TapGroup else (self, calls_in(self))
         if not LOG.is_on:
             return method(group, *args, **options)
-        given, frame = (*args, *options.values()) if options else args, sys._getframe().f_back
-        tensors: list[torch.Tensor] = []
-        last = given[-1] if given else None
-        # The operation itself, torch's ReduceOp, would cost as much as the rest.
-        parts = [name, inside.is_so, LOG.has_models, getattr(last, "asyncOp", None),
-                 hash(getattr(last, "reduceOp", None)) if is_reducing else getattr(last, "rootRank", None)
-                 if is_rooted else None]
-        for each in given:
-            _look_at(each, parts, tensors)
-        key = tuple(parts)
-        form = taken(calls.forms.get(key, ())) or calls.keep(
-            key, _form(name, calls.of(self), given, frame), way(frame, True))
-        op = Op(form, next(calls.collectives))
+        op, tensors = _collective(name, calls.group or calls.of(self), calls, (*args, *options.values()))
         LOG.write(op, tensors)
         try:
             work = method(group, *args, **options)
@@ -222,80 +196,42 @@ def _seen(name: str) -> Callable[..., Work | None]:
         if calls.batch is not None:
             calls.batch.append(op)
             return work
-        if form.is_sync and work is not None and not form.told.follows:
-            told = form.told
-            for waits in told.waits:
-                waits(op)
-            work.wait()  # torch would next, and finds nothing left to wait for
-            op.waited = True
-            for waited in told.waited:
-                waited(op, None)
-            return None
         return wrapped(work, (op,))
 
     return uncompiled(call)
 
 
-def _look_at(arg: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
-    """Add what a form depends on in one argument to a key, and its tensors to a list."""
-    for each in arg if type(arg) is list else (arg,):
-        if isinstance(each, torch.Tensor):
-            key += each.dtype, each.shape, each.requires_grad, _is_plain(each)
-            tensors.append(each)
-        elif type(each) is list:
-            key.append(len(each))
-            _look_at(each, key, tensors)
-        elif type(each) is int:
-            key.append(each)
-    key.append(None)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.is_contiguous()
-
-
-def _message_form(name: str, group: Group, tensor: torch.Tensor, args: Sequence[int], frame: FrameType | None) -> Form:
-    """What messages with such arguments, (peer, tag) or (tag), have in common."""
-    function, place, owner, in_backward = caller(frame)
-    tensors = Described(tensor.dtype, tensor.shape),
-    return Form(name[:4], function, group, place, owner, in_backward, (place,) if place else (),
-                _in_world(group, args[0]) if name != "recv_anysource" else None, args[-1], tensors, _bytes_of(tensors))
-
-
-def _form(name: str, group: Group, args: Sequence[Any], frame: FrameType | None) -> Form:
-    """What collectives with such arguments have in common."""
+def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
+    """A collective as an op, and all tensors in its arguments."""
     kind, place, is_nested = COLLECTIVES[name]
     sides = [_side(arg) for arg in args]
+    tensors = [tensor for side in sides for tensor in side]
     options = args[-1] if args else None
-    function, line, owner, in_backward = caller(frame)
-    if function is None and owner is None and in_backward and LOG.has_models:
+    function, line, owner, in_backward = caller(sys._getframe(1))
+    if function is None and owner is None and in_backward and LOG.models:
         owner = "DDP"  # its reducer, which is C++
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None
+    reduced_with = getattr(options, "reduceOp", None) if kind in REDUCING else None
     splits = (tuple(args[2]), tuple(args[3])) if name in SPLIT else ((), ())
-    described = [tuple([Described(tensor.dtype, tensor.shape) for tensor in side]) for side in (alike, *sides)]
-    is_plain = all(_is_plain(tensor) for side in sides for tensor in side)
-    has_graph = any(tensor.requires_grad for side in sides for tensor in side)
-    return Form(kind, function, group, line, owner, in_backward, chain(frame), None, 0, described[0],
-                max(map(_bytes_of, described[1:]), default=0) or _bytes_of(described[0]), root,
-                _reduces(options) if kind in REDUCING else None, splits, (), inside.is_so,
-                function is not None and not getattr(options, "asyncOp", True), is_plain, has_graph)
-
-
-def _reduces(options: Any) -> str | None:
-    """The name of the operation that options name."""
-    given = getattr(options, "reduceOp", None)
-    operation = getattr(given, "op", given)
-    return None if operation is None else str(operation).rpartition(".")[2]
+    num_bytes = max([_bytes_in(side) for side in sides if side] or [0])
+    described = tuple([Described(tensor.dtype, tensor.shape) for tensor in alike])
+    return Op(kind, function, group, next(calls.collectives), line, owner, in_backward, None, 0, described, num_bytes,
+              root, reduced_with, splits, (), inside.is_so), tensors
 
 
 def _side(arg: Any) -> Tensors:
     """The tensors in one argument."""
-    return list(tensors_in([arg]))
+    if isinstance(arg, list):
+        return arg if arg and isinstance(arg[0], torch.Tensor) else list(tensors_in(arg))
+    return [arg] if isinstance(arg, torch.Tensor) else ()
 
 
-def _bytes_of(tensors: Iterable[Described]) -> int:
-    return sum([each.shape.numel() * each.dtype.itemsize for each in tensors])
+def _bytes_in(tensors: Tensors) -> int:
+    num_bytes = 0
+    for tensor in tensors:
+        num_bytes += tensor.numel() * tensor.element_size()  # nbytes is not defined for sparse tensors
+    return num_bytes
 
 
 def _in_world(group: Group, rank: int | None) -> int | None:

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import sysconfig
-from collections.abc import Sequence
-from types import CodeType, FrameType
-from typing import NamedTuple, TypeVar
+from types import FrameType
+from typing import NamedTuple
 
 from book.tap.log import Place
 
@@ -51,10 +49,6 @@ class _Known(dict[str, "int | str"]):
 
 
 _known = _Known()
-
-
-T = TypeVar("T")
-Way = tuple[tuple[int, CodeType, int], ...]  # frames, by how far they are out, and where each of them is in its code
 
 
 class Caller(NamedTuple):
@@ -118,43 +112,6 @@ def caller(frame: FrameType | None) -> Caller:
         frame = frame.f_back
     place = (other.f_code.co_filename, other.f_lineno or 0) if other else None
     return Caller(function, place, owner, in_backward or other is None)
-
-
-def way(frame: FrameType | None, is_whole: bool) -> Way:
-    """By which lines a call has come to `frame`: those that decide what `caller` and `chain` say.
-
-    They are what called torch.distributed, and the learner's innermost line, or all of them if the way `is_whole`.
-    """
-    found: list[tuple[int, CodeType, int]] = []
-    depth = 0
-    while frame is not None:
-        code = frame.f_code
-        whose = _known[code.co_filename]
-        if whose == _LEARNERS or (not found and whose not in (_API, _UNSEEN)):
-            found.append((depth, code, frame.f_lasti))
-        if whose == _LEARNERS and not is_whole:
-            break
-        frame, depth = frame.f_back, depth + 1
-    return tuple(found)
-
-
-def taken(ways: Sequence[tuple[Way, T]]) -> T | None:
-    """What stands beside the way that was taken to whoever called the function that calls this; None if none was.
-
-    To compare a few frames costs a tenth of looking at all.
-    """
-    get = sys._getframe
-    for each, what in ways:
-        try:
-            for depth, code, instruction in each:
-                frame = get(depth + 2)
-                if frame.f_code is not code or frame.f_lasti != instruction:
-                    break
-            else:
-                return what
-        except ValueError:  # there are fewer frames
-            pass
-    return None
 
 
 def chain(frame: FrameType | None) -> tuple[Place, ...]:

@@ -22,7 +22,7 @@ class _Telling:
 
     def wait(self, *args: Any, **options: Any) -> bool:
         for op in self.ops:
-            for waits in LOG.told_of(op).waits:
+            for waits in LOG.waits:
                 waits(op)
         try:
             done = self._work.wait(*args, **options)  # a waiting rank is recognized by the name `wait` on its line
@@ -53,7 +53,7 @@ class _Telling:
         future = self._work.get_future()
         self.is_open = False
         for op in self.ops:
-            for left in LOG.told_of(op).left:
+            for left in LOG.left:
                 left(op)
         _completes(self.ops, future)
         return future
@@ -62,7 +62,7 @@ class _Telling:
         self.is_open = False
         for op in self.ops:
             op.waited = True
-            for waited in LOG.told_of(op).waited:
+            for waited in LOG.waited:
                 waited(op, self._work._source_rank)
 
 
@@ -109,7 +109,7 @@ class Request(_Telling):
 
     def __del__(self) -> None:
         if self.is_open:
-            for dropped in LOG.told_of(self.ops[0]).dropped:
+            for dropped in LOG.dropped:
                 dropped(self.ops[0])
 
 
@@ -118,10 +118,10 @@ def wrapped(work: Work | None, ops: Sequence[Op]) -> Work | None:
     if work is None:
         for op in ops:  # the call was synchronous: there is no request to wait for
             op.waited = True
-            for waited in LOG.told_of(op).waited:
+            for waited in LOG.waited:
                 waited(op, None)
         return None
-    if any([follows(op) for op in ops for follows in LOG.told_of(op).follows]):
+    if LOG.follows and any([follows(op) for follows in LOG.follows for op in ops]):
         try:
             _completes(ops, work.get_future())
         except RuntimeError:
@@ -131,5 +131,5 @@ def wrapped(work: Work | None, ops: Sequence[Op]) -> Work | None:
 
 def _completes(ops: Sequence[Op], future: torch.futures.Future) -> None:
     for op in ops:
-        for completes in LOG.told_of(op).completes:
+        for completes in LOG.completes:
             completes(op, future)
