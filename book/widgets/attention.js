@@ -39,7 +39,8 @@ function drawFrame(rest, { rows }, set) {
     const across = rect([left + at, top - 9, cell - 1, 6], `fill="${color(r)}"`);
     return across + rect([left - 9, top + at, 6, cell - 1], `fill="${color(r)}"`);
   });
-  const needed = rows.flatMap((_, query) => range(query + 1, key => rect(box(set, query, key), 'class="lk-slot" rx="2"')));
+  const slot = 'class="lk-slot" rx="2"';
+  const needed = rows.flatMap((_, query) => range(query + 1, key => rect(box(set, query, key), slot)));
   make("g", rest).innerHTML = [...marks, ...needed].join("");
 }
 

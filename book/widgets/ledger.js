@@ -41,7 +41,8 @@ function answer(chosen, data) {
 }
 
 function said({ pp, dp, cp, tp, zero_stage, recompute }) {
-  const parts = [["pp", pp], ["dp", dp], ["cp", cp], ["tp", tp]].filter(([, n]) => n > 1).map(([axis, n]) => `${axis} ${n}`);
+  const sizes = [["pp", pp], ["dp", dp], ["cp", cp], ["tp", tp]].filter(([, n]) => n > 1);
+  const parts = sizes.map(([axis, n]) => `${axis} ${n}`);
   if (zero_stage) parts.push(`ZeRO-${zero_stage}`);
   if (recompute) parts.push(recompute === "half" ? "half recomputed" : "recomputed");
   return parts;
