@@ -325,8 +325,8 @@ def layout_of(chosen: dict[str, Any]) -> Layout:
 
 
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
-    page = show(ledger(8))
-    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(8)))
+    page = show(ledger(10))
+    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(10)))
     models = {short: name for name, short in NAMES.items()}
     for seed in range(40):
         chosen = drawn(seed)
