@@ -265,7 +265,7 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert (f"of the {hybrid.exposed_s + hybrid.idle_s:.0f} seconds in {hybrid.step_s:.0f} that a GPU waits in the "
             f"[ledger](#in-the-ledger), {found.tp_s:.0f} are tp's") in together
     share = 2 / 3 * large / across  # of computing, times the tokens of a replica
-    assert share / 0.05 == pytest.approx(160_000, rel=0.01) and "needs 160,000 tokens" in together
+    assert share / 0.05 == pytest.approx(160_000, rel=0.01) and "needs $13.3 F\\beta$, 160,000 tokens" in together
     assert f"65,536, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
 
 
