@@ -1,19 +1,25 @@
 """The normal form, the lint and the runner for notebooks, and labs that are begun by a command."""
 from __future__ import annotations
 
+import io
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from matplotlib import image
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from book.authoring.__main__ import main
 from book.authoring.lint import lint
 from book.authoring.normalise import WIDGET_VIEW, differences, normal_text
 from book.authoring.notebooks import NotebookError, find, parse
+from book.authoring.png import shrunk
 from book.grading.__main__ import main as grading
 from book.grading.lab import checks, code_cells, job, marks, points, read_lab
 from book.grading.lint import marked_wrongly
@@ -394,3 +400,42 @@ def test_a_lab_that_cannot_take_an_exercise_says_why(
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
     capsys.readouterr()
     assert said in told(capsys, "new-exercise", "08_example", "ring_sum", "--folder", labs)
+
+
+# Pictures in few bytes
+
+def filtered(pixels: np.ndarray, rules: list[int]) -> bytes:
+    """A PNG of pixels (H, W, 4) whose rows have these filters, as the PNG specification defines them."""
+    raw, num_channels = pixels.reshape(len(pixels), -1).astype(int), pixels.shape[2]
+    above, rows = np.zeros(raw.shape[1], int), []
+    for row, rule in zip(raw, rules):
+        left, corner = (np.concatenate([np.zeros(num_channels, int), x[:-num_channels]]) for x in (row, above))
+        three = np.stack([left, above, corner])
+        nearest = three[np.abs(left + above - corner - three).argmin(0), np.arange(len(row))]
+        rows.append(bytes([rule]) + ((row - (0 * row, left, above, (left + above) // 2, nearest)[rule]) % 256
+                                     ).astype(np.uint8).tobytes())
+        above = row
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", pixels.shape[1], len(pixels), 8, 6, 0, 0, 0)),
+             (b"tEXt", b"Software\0a test"), (b"IDAT", zlib.compress(b"".join(rows), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_picture_of_any_filters_keeps_its_pixels_in_fewer_bytes(seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    pixels = np.full((40, 30, 4), 255, np.uint8)
+    for _ in range(6):  # flat areas, as of a plot
+        (x, y), (w, h) = drawn.integers(0, 25, 2), drawn.integers(3, 15, 2)
+        pixels[y:y + h, x:x + w] = drawn.integers(0, 256, 4)
+    picture = filtered(pixels, [*range(5)] * 8)
+    smaller = shrunk(picture)
+    assert len(smaller) < len(picture) and b"Software\0a test" in smaller and shrunk(smaller) == smaller
+    for encoded in (picture, smaller):
+        assert np.array_equal((image.imread(io.BytesIO(encoded)) * 255).round(), pixels)
+
+
+def test_what_is_no_such_picture_is_left_alone() -> None:
+    ramp = np.arange(4096, dtype=np.uint16).astype(np.uint8).reshape(16, 64, 4)  # filters make this smaller
+    for other in (b"", b"GIF89a", filtered(ramp, [1] * 16), filtered(ramp, [0] * 16)):
+        assert shrunk(other) == other

@@ -1,6 +1,7 @@
 """The one stored form of a notebook: what two runs of the same notebook on two machines have in common."""
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from book.authoring.notebooks import label, parse, tags
+from book.authoring.png import shrunk
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE_INFO = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}
@@ -110,15 +112,27 @@ def join_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def clean_output(output: NotebookNode, execution_count: int | None) -> NotebookNode:
-    """Drop what differs between runs: widget views (their model ids are random), counts, paths in tracebacks."""
+    """Drop what differs between runs: widget views (their model ids are random), counts, paths in tracebacks.
+
+    Pictures are stored in as few bytes as they need: each is twice on the website, the second time in its notebook.
+    """
     if output.output_type == "error":
         output.traceback = [portable(line) for line in output.traceback]
     if "data" in output:
         output.data.pop(WIDGET_VIEW, None)
         output.metadata = NotebookNode()
+        if "image/png" in output.data:
+            output.data["image/png"] = small_picture(output.data["image/png"])
     if output.output_type == "execute_result":
         output.execution_count = execution_count
     return output
+
+
+def small_picture(encoded: str) -> str:
+    """A PNG in base64, without filters."""
+    picture = base64.b64decode(encoded)
+    smaller = shrunk(picture)
+    return encoded if smaller == picture else base64.b64encode(smaller).decode() + "\n" * encoded.endswith("\n")
 
 
 def portable(line: str) -> str:
