@@ -25,7 +25,7 @@ def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -
         line = way.line
         assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes) == way.opens, way
     closing = [way.chapter for way in STORY if not way.opens]
-    assert closing == [*range(1, 9), 10]
+    assert closing == [*range(1, 11)]
 
 
 def test_a_line_is_the_planners_estimate() -> None:
@@ -314,13 +314,14 @@ def drawn(seed: int) -> dict[str, Any]:
               "tokens": some.choice([8192, 65536, 131072])}
     least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
     chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
-    return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0}
+    spread = [ep for ep in SIZES[:4] if ep <= chosen["gpus"] // chosen["pp"] and (ep == 1 or chosen["model"] == "8x7B")]
+    return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0, "ep": some.choice(spread)}
 
 
 def layout_of(chosen: dict[str, Any]) -> Layout:
     """The layout that a reader's choice stands for."""
     tp, pp, cp = chosen["tp"], chosen["pp"], chosen["cp"]
-    return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp,
+    return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp, ep=chosen["ep"],
                   sequence_parallel=int(tp > 1), recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
@@ -357,6 +358,17 @@ def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -
     assert state(page)["pp"] == "1"
     turn(page, "GPUs", GPUS.index(1024))
     assert state(page)["dp"] == str(SEQUENCES), "a replica has one sequence at least"
+
+
+def test_only_a_model_with_experts_spreads_them_over_gpus_of_a_stage(show: Callable[..., Any]) -> None:
+    page = show(ledger(9))
+    assert (state(page)["ep"], state(page)["dp"]) == ("8", "64")
+    assert "8x7B on 64 GPUs, dp 64, ep 8, ZeRO-3: 3,138 tokens/s per GPU" in caption(page)
+    turn(page, "GPUs", 2)
+    assert (state(page)["dp"], state(page)["ep"]) == ("4", "4")
+    page.get_by_role("button", name="70B", exact=True).click()
+    assert state(page)["ep"] == "1"
+    assert "expert parallel" not in html_of(ledger(8)) and "8x7B" not in html_of(ledger(8))
 
 
 def test_lines_are_readable_wide_and_narrow_and_in_words(show: Callable[..., Any]) -> None:
