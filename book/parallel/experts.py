@@ -87,8 +87,7 @@ def balancing_loss(probabilities_NE: torch.Tensor, loads_E: torch.Tensor) -> tor
 
     With the loads of the whole batch, the mean of the ranks' losses is the batch's. (fedus2022)
     """
-    shares = loads_E / loads_E.sum()
-    return len(loads_E) * (shares * probabilities_NE.mean(0)).sum()
+    return len(loads_E) * (loads_E * probabilities_NE.mean(0)).sum() / loads_E.sum()
 
 
 def moved_bias(bias_E: torch.Tensor, loads_E: torch.Tensor, rate: float) -> torch.Tensor:
@@ -123,13 +122,13 @@ def exchange_rows(rows: torch.Tensor, give: Sequence[int], take: Sequence[int], 
 
 
 class Trip(NamedTuple):
-    """What `combine` has to know of the rows that were sent: their tokens and choices, in the order of their experts.
+    """What `combine` has to know of the rows that were sent, in their order: which token each is, and which choice.
 
-    `give` and `take` are the rows to and from each rank.
+    They are rows and columns of choices (N, K). `give` and `take` are how many rows go to and come from each rank.
     """
 
     tokens: torch.Tensor
-    choices: torch.Tensor
+    columns: torch.Tensor
     give: list[int]
     take: list[int]
 
@@ -141,16 +140,16 @@ def dispatch(tokens_ND: torch.Tensor, choices_NK: torch.Tensor, kept_NK: torch.T
     Returns the rows (A, D) that arrive, which of this rank's experts each is for (A,), and the way back.
     """
     num_ranks = dist.get_world_size(group)
-    tokens, choices = kept_NK.nonzero(as_tuple=True)
-    order = choices_NK[tokens, choices].argsort(stable=True)
-    tokens, choices = tokens[order], choices[order]
-    to_experts = loads(choices_NK[tokens, choices], num_experts)
+    tokens, columns = kept_NK.nonzero(as_tuple=True)
+    order = choices_NK[tokens, columns].argsort(stable=True)
+    tokens, columns = tokens[order], columns[order]
+    to_experts = loads(choices_NK[tokens, columns], num_experts)
     for_mine = torch.empty_like(to_experts)  # from rank 0 for each of this rank's experts, from rank 1, ...
     dist.all_to_all_single(for_mine, to_experts, group=group)
     give, take = (counts.view(num_ranks, -1).sum(1).tolist() for counts in (to_experts, for_mine))
     arrived = exchange_rows(tokens_ND[tokens], give, take, group)
     experts = torch.arange(num_experts // num_ranks, device=tokens_ND.device).repeat(num_ranks)
-    return arrived, experts.repeat_interleave(for_mine), Trip(tokens, choices, give, take)
+    return arrived, experts.repeat_interleave(for_mine), Trip(tokens, columns, give, take)
 
 
 def work(rows_AD: torch.Tensor, experts_A: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -165,7 +164,7 @@ def work(rows_AD: torch.Tensor, experts_A: torch.Tensor, up: torch.Tensor, down:
 def combine(done_AD: torch.Tensor, gates_NK: torch.Tensor, trip: Trip, group: Group = None) -> torch.Tensor:
     """Send the experts' rows back to their tokens; returns the sum (N, D) of each token's rows, weighted by gates."""
     returned = exchange_rows(done_AD, trip.take, trip.give, group)
-    weighted = returned * gates_NK[trip.tokens, trip.choices, None]
+    weighted = returned * gates_NK[trip.tokens, trip.columns, None]
     return returned.new_zeros(len(gates_NK), returned.shape[1]).index_add(0, trip.tokens, weighted)
 
 
