@@ -321,8 +321,9 @@ def drawn(seed: int) -> dict[str, Any]:
 def layout_of(chosen: dict[str, Any]) -> Layout:
     """The layout that a reader's choice stands for."""
     tp, pp, cp = chosen["tp"], chosen["pp"], chosen["cp"]
-    return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp, ep=chosen["ep"],
-                  sequence_parallel=int(tp > 1), recompute={"half": "half", "all": "full"}.get(chosen["again"]))
+    return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp,
+                  ep=chosen["ep"], sequence_parallel=int(tp > 1),
+                  recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:

@@ -233,7 +233,8 @@ WIDGETS = (
            contrasts=((["soft", "ink"], ["bg", "card"], 4.5), ([f"r{i}" for i in range(4)], ["bg", "hollow"], 3)),
            heaviest=lambda: attention_player(recorded_scores(num_tokens=32))),
     Widget("experts", lambda: expert_player(recorded_tokens()), 5, _experts,
-           themed=".lk-stage rect.lk-slot", moving=AWAY, tabs=("Tokens and their experts", *TRANSPORT),
+           themed=".lk-stage rect.lk-slot", moving="document.querySelectorAll('.lk-stage rect[fill]').length",
+           tabs=("Tokens and their experts", *TRANSPORT),
            told=("li", 6, "Numbers first: each rank tells every other"),
            contrasts=((["soft", "ink"], ["bg"], 4.5), ([f"r{i}" for i in range(8)], ["bg", "hollow"], 3)),
            heaviest=lambda: expert_player(recorded_tokens(4, 8, 2, skew=1.0, num_tokens=16))))

@@ -1,7 +1,7 @@
 """L1: the ledger: what a GPU holds, sends and waits for in a training step, and what limits, for each way of training.
 
-The book's story has three models of one family, and one with experts, on H100s in nodes of eight, and the same batch. A chapter
-opens with the way that no longer works and closes with its own.
+The book's story has three models of one family and one with experts, on H100s in nodes of eight, and the same batch
+throughout. A chapter opens with the way that no longer works and closes with its own.
 """
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
     attention_player(trace)                      attention over a cut sequence: keys and values that travel, scores
-    expert_player(trace)                         experts on several ranks: what each token wants, queues, what is dropped
+    expert_player(trace)                         experts on several ranks: what tokens want, queues, what is dropped
     memory_player(trace)                         sharded state: what each rank holds of each unit, what is gathered
     memory_bars()                                the same by formula: model, ranks, stage and precision to choose
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
@@ -43,8 +43,9 @@ Beside the mesh explorer they are of three families:
     lanes           blocks over time (lanes.js): timeline, steps, calls, pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
-What memory, shards, attention, experts, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what explorers
-answer is drawn beside the dials of `explorer` (explorer.js). The data of a page are JSON, which its script only reads.
+What memory, shards, attention, experts, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what
+explorers answer is drawn beside the dials of `explorer` (explorer.js). The data of a page are JSON, which its script
+only reads.
 
 A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
 is in `*_run`, long texts are in `*_words`. Its script lies next to it.

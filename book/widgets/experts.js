@@ -57,17 +57,17 @@ function inQueue({ expert, at }, { slot, cell, place }) {
 
 const filled = (box, expert, look = "") => rect(box, `rx="1.5" fill="${color(expert)}" class="${look}"`);
 
-/** The tokens at home after stop k. */
-function homes({ marks, wants, back }, set, k) {
+/** The tokens at home after stop k; of each rank so many have chosen. */
+function homes({ marks, wants, back, own }, set, k, chosen = own) {
   const empty = wants.map((_, token) => {
     return rect([...set.home(token).map(v => v + 1), set.cell - 2, set.cell - 2], 'class="lk-slot" rx="1.5"');
   });
   const shown = marks.map(mark => {
     const box = atHome(mark, set);
-    if (k < CHOSEN) return "";
+    if (k < CHOSEN || mark.token % own >= chosen) return "";
     if (mark.at < 0) return crossed(box, mark.expert);
-    const away = k >= ROWS && k < BACK;
-    return away || (k === BACK && back[mark.token] !== 1) ? filled(box, mark.expert, "lk-pale") : filled(box, mark.expert);
+    const away = k >= ROWS && (k < BACK || back[mark.token] !== 1);
+    return filled(box, mark.expert, away ? "lk-pale" : "");
   });
   return [...empty, ...shown].join("");
 }
@@ -110,7 +110,7 @@ function stage(view, W) {
   let painted;
 
   function paint(k, done) {
-    tokens.innerHTML = homes(run, set, k);
+    tokens.innerHTML = homes(run, set, k, k === CHOSEN ? done : run.own);
     rows.innerHTML = waiting(run, set, k, done);
     for (const text of lengths) text.style.visibility = k >= NUMBERS ? "" : "hidden";
   }
@@ -119,8 +119,9 @@ function stage(view, W) {
     const f = t - k + 1;
     const over = !k || f >= 1 - EPS;
     const travels = !over && (k === ROWS || k === BACK);
-    // rows in work are drawn one by one; whatever else changes, changes at once
-    const [stop, done] = travels ? [k === ROWS ? ROWS - 1 : BACK, 0] : [k, k === WORK ? floor(f * most + EPS) : 0];
+    // choices are drawn one by one, and so are rows in work; whatever else changes, changes at once
+    const num = { [CHOSEN]: run.own, [WORK]: most }[k] ?? 0;
+    const [stop, done] = travels ? [k === ROWS ? NUMBERS : BACK, 0] : [k, floor(f * num + EPS)];
     const key = `${stop} ${done} ${travels}`;
     if (painted !== key) paint(stop, done);
     if (painted !== key && travels && k === BACK) tokens.innerHTML = homes(run, set, WORK);
