@@ -298,6 +298,52 @@ def test_chapter_8_says_what_long_sequences_cost() -> None:
     assert f"still trains on {speed(wide)} tokens" in says
 
 
+def test_chapter_9_says_what_experts_cost() -> None:
+    says, model, sequences = told(9), MODELS["mixtral-8x7b"], 512
+    over = cluster_of("h100", 64, SOFTWARE[0]).overheads
+    whole, spread = (way.line for way in STORY if way.chapter == 9)
+    assert f"all {model.num_parameters / 1e9:.1f} billion parameters" in says
+    assert f"$6 \\cdot {model.num_active_parameters / 1e9:.1f}$ billion FLOPs" in says
+    sent = [line.inside_bytes + line.crossing_bytes for line in (whole, spread)]
+    assert f"sends {sent[1] / 1e9:.0f} GB in a step instead of {sent[0] / 1e12:.1f} TB" in says
+    assert f"{whole.moment_bytes / 1e9:.1f} GB of temporary buffers" in says
+    assert f"it needs {whole.memory_bytes / 1e9:.1f} GB" in says
+    assert (f"holds {spread.memory_bytes / 1e9:.1f} GB, {(whole.memory_bytes - spread.memory_bytes) / 1e9:.1f} GB less"
+            in says)
+    waits = [round(100 * line.exposed_s / line.step_s) for line in (spread, whole)]
+    assert f"waits for {waits[0]} % of it instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
+    found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
+                     EACH[SOFTWARE[0]])
+    assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
+    again = entry("mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8, recompute="half"))
+    assert f"recompute half, which holds {again.memory_bytes / 1e9:.0f} GB" in says
+    # of three passes over the experts, in each of eight micro-batches, seven eighths go to other nodes
+    experts_bytes = 8 * 3 * 7 / 8 * 2 * 32 * model.sizes.expert_parameters / 8
+    own, shared = (experts_bytes / rate for rate in (50e9 * over.across_share, 450e9 * over.inside_share))
+    assert f"take {own:.1f} seconds, not {shared:.1f}" in says and f"At {50 * over.across_share:.0f} GB/s" in says
+    late = spread.tokens_per_s * spread.step_s / (spread.step_s + own - shared)
+    assert f"a GPU would train on {late:,.0f} tokens" in says
+    flops, small = 6 * model.num_active_parameters, 6 * MODELS["llama3-8b"].num_parameters
+    [dense] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
+    assert f"costs {flops / 1e9:.0f} billion FLOPs, and {small / 1e9:.0f} billion in the 8B model" in says
+    assert (f"reaches {spread.tokens_per_s * flops / 1e12:.0f} TFLOP/s where it reached "
+            f"{dense.tokens_per_s * small / 1e12:.0f}") in says
+    four, wide = (entry("mixtral-8x7b", Layout(1, gpus, 1, zero_stage=3, ep=ep)) for gpus, ep in ((64, 4), (128, 8)))
+    assert f"holds {four.memory_bytes / 1e9:.1f} GB. On 128 GPUs it trains on {speed(wide)} tokens" in says
+    rate = flops * spread.tokens_per_s * spread.step_s / (spread.step_s - spread.exposed_s)
+    per_byte = [1.5 * width * ep / (ep - 1) for width, ep in ((14336, 8), (2048, 64))]
+    card, inside = rate / (50e9 * over.across_share), rate / (450e9 * over.inside_share)
+    assert f"at {per_byte[0]:,.0f} FLOPs a byte against {card:,.0f} over the card" in says
+    assert f"they take {100 * inside / per_byte[0]:.0f} % of the time" in says
+    assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says and card / per_byte[1] == pytest.approx(2, abs=0.05)
+    assert f"{model.num_parameters / model.num_active_parameters:.1f} times as many for Mixtral" in says
+    layer = found.ep_bytes / 8 / 32
+    assert f"are {layer / 1e6:.0f} MB in each layer, {32 * layer / 1e9:.0f} GB in 32 layers" in says
+    assert f"{6 * 32 * model.sizes.expert_parameters * 8 * 63 / 64 / 1e12:.1f} TB in a step" in says
+    assert f"reach {100 * over.grouped_share:.0f} % of what one large product does" in says
+    assert 989e12 / 3.35e12 == pytest.approx(295, abs=0.5) and "below 295 rows" in says
+
+
 # In a page
 
 LINES = """(chosen) => {
