@@ -15,6 +15,7 @@ from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, 
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
+from book.widgets.step_explorers import expert_loads
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, html_of, state
 from tests.test_explorers import data_of, turn
 from tests.website import ROOT
@@ -315,6 +316,9 @@ def test_chapter_9_says_what_experts_cost() -> None:
     found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
                      EACH[SOFTWARE[0]])
     assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
+    loads = expert_loads(8, 2, 3)
+    assert says.count(f"{max(loads):.2f} times as long") == 2
+    assert f"or {100 * sum(max(load - 1.25, 0) for load in loads) / 8:.1f} % dropped at a factor of 1.25" in says
     again = entry("mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8, recompute="half"))
     assert f"recompute half, which holds {again.memory_bytes / 1e9:.0f} GB" in says
     # of three passes over the experts, in each of eight micro-batches, seven eighths go to other nodes

@@ -22,6 +22,7 @@
     plan_explorer()                              the planner's answer for what the reader chooses, computed in the page
     bucket_explorer(gradient_bytes)              a backward pass and its buckets, simulated in the page
     sharding_explorer()                          a step with sharded state, its time and memory, simulated in the page
+    load_explorer()                              experts of unequal popularity: who waits, what is dropped
     ledger(chapter)                              the story so far: held, sent and waited for, and a line of one's own
     Calls(timelines)                             a job's last exchanges: phases of each rank, waiting, exchanges
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
@@ -64,12 +65,12 @@ from book.widgets.pipeline import pipeline_player, pipeline_race
 from book.widgets.plan_explorer import plan_explorer
 from book.widgets.player import panel, play, race
 from book.widgets.shards import sharded_product
-from book.widgets.step_explorers import bucket_explorer, pipeline_explorer, sharding_explorer
+from book.widgets.step_explorers import bucket_explorer, load_explorer, pipeline_explorer, sharding_explorer
 from book.widgets.steps import step_timeline
 from book.widgets.timeline import bucket_timeline
 from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
 __all__ = ["attention_player", "axes_explorer", "bucket_explorer", "bucket_timeline", "expert_player", "layout_chart",
-           "ledger", "memory_bars", "memory_player", "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game",
-           "pipeline_player", "pipeline_race", "plan_explorer", "play", "race", "race_explorer", "server_explorer",
-           "sharded_product", "sharding_explorer", "step_timeline"]
+           "ledger", "load_explorer", "memory_bars", "memory_player", "mesh_explorer", "panel", "pipeline_explorer",
+           "pipeline_game", "pipeline_player", "pipeline_race", "plan_explorer", "play", "race", "race_explorer",
+           "server_explorer", "sharded_product", "sharding_explorer", "step_timeline"]
