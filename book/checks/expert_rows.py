@@ -48,11 +48,16 @@ class Routed:
                 [self.rows(source)[rank] for source in range(self.num_ranks)])
 
 
+MOST_ROWS = 10 ** 6  # far more than an exercise sends
+
+
 def sizes(rows: Any, give: Any, take: Any, num_ranks: int) -> None:
     """In a rank, before rows are sent: `give` and `take` must be lists of numbers of rows, and `give` fit the rows."""
     for name, given in (("give", give), ("take", take)):
         require(isinstance(given, (list, tuple)) and all(type(one) is int for one in given), f"{name} has to be a list "
                 "of whole numbers, such as counts.tolist()")
+        refuse(min(given, default=0) < 0 or sum(given) > MOST_ROWS, f"{name} is {list(given)}: torch.empty holds what "
+               "was in memory before. Has anything been written into the counts?")
         require(len(given) == num_ranks, f"{name} has {len(given)} sizes, and there are {num_ranks} ranks: add up the "
                 "counts of the experts that are on one rank")
     swapped = sum(take) == len(rows)
@@ -147,8 +152,8 @@ def _require_experts(experts: Any, rank: int, parts: Sequence[tuple[np.ndarray, 
     slips: Slips = [
         (want + rank * routed.per_rank, "these are the numbers of experts among all: count from the rank's first one"),
         (np.concatenate([part + (source - rank) * routed.per_rank for source, part in enumerate(mine)]), "these count "
-         "the experts on through the ranks that the rows come from: each has rows for this rank's experts, the first of "
-         "which is 0"),
+         "the experts on through the ranks that the rows come from. All rows are for this rank's experts, of which the "
+         "first is 0"),
         (np.sort(want), "this takes the rows for sorted by expert. They are sorted by the rank that they come from, "
          "and only those of one rank by expert"),
         (want * 0, "all rows go to one expert: a rank has several"),

@@ -225,6 +225,7 @@ def _slips_of_router(parts: Sequence[np.ndarray], rank: int, mesh: Mesh) -> Slip
         (parts[rank], "it is still the rank's own. All ranks have the same router: average it over all"),
         (total, "it is the sum over all ranks: each rank's loss is a mean, so divide the sum, in place"),
         (total / n ** 2, "it is divided by the number of ranks twice"),
+        (parts[rank] / n, "it is divided, but the other ranks have no part in it: add theirs up first"),
         *((np.sum([parts[one] for one in mesh.group_of(rank, axis)], 0) / share, f"it is added up over {axis} alone. "
            "All ranks have the same router, whichever experts they have") for axis in mesh.axes
           for share in (1, n, mesh.size(axis)))]
