@@ -71,7 +71,8 @@ SHOWN += [("86_pipelines_in_pytorch", pipeline, name) for name in ("SplitStage",
 SHOWN += [("08_context_parallel", context, name) for name in (
     "Running", "scores_of", "by_group", "positions", "pass_on", "RingAttention")]
 SHOWN += [("09_experts", experts, name) for name in (
-    "Routing", "route", "RowExchange", "exchange_rows", "Trip", "dispatch", "work", "combine", "average_expert_gradients")]
+    "Routing", "route", "RowExchange", "exchange_rows", "Trip", "dispatch", "work", "combine",
+    "average_expert_gradients")]
 SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid", "clip_gradients")]
 
 

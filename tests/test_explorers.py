@@ -35,7 +35,8 @@ LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of 
 MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
           "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,
           "axes_explorer": axes_explorer, "load_explorer": load_explorer}
-TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6), "load_explorer": ("experts", 2)}  # the dial to turn, and to what; else ranks
+# the dial to turn, and to what; else ranks
+TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6), "load_explorer": ("experts", 2)}
 COMPUTED = {"axes_explorer", "load_explorer"}  # by a formula
 each = pytest.mark.parametrize("name", MAKERS)
 some_explorers = pytest.mark.parametrize("name", first(*MAKERS, num=2))
