@@ -253,7 +253,7 @@ class Course:
 
     def record(self, name: str) -> dict[str, Any]:
         """A student's record."""
-        return json.loads((self.folder / "results" / "students" / f"{name}.json").read_text())
+        return json.loads((self.folder / "results" / "private" / f"{name}.json").read_text())
 
     def left_behind(self) -> tuple[list[Path], list[str]]:
         """Temporary folders and processes that the run left behind."""

@@ -17,6 +17,7 @@ from book.grading import mutate
 from book.grading.__main__ import main
 from book.grading.check import _first_failure
 from book.grading.grade import Grader, _killed, grade
+from book.grading.handed_in import find
 from book.grading.lab import LabError, marks, points
 from book.grading.lab_schema import KEY
 from book.grading.lint import faults
@@ -110,9 +111,9 @@ def test_grading_is_retried_after_a_grader_error(tmp_path, monkeypatch):
     (tmp_path / "submissions").mkdir()
     nbformat.write(exercise_2_alone(), tmp_path / "lab.ipynb")
     nbformat.write(answered(exercise_2_alone()), tmp_path / "submissions" / "ada.ipynb")
-    (record,) = grade(tmp_path / "lab.ipynb", tmp_path / "submissions", tmp_path / "out", sandboxed=False)
+    (record,) = grade(tmp_path / "lab.ipynb", find(tmp_path / "submissions", "lab.ipynb"), tmp_path / "out", sandboxed=False)
     assert record["points"] == 1 and record["error"] is None and "fault" not in record
-    assert json.loads((tmp_path / "out" / "students" / "ada.json").read_text()) == record
+    assert json.loads((tmp_path / "out" / "private" / "ada.json").read_text()) == record
 
 
 @pytest.mark.slow

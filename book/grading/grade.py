@@ -20,7 +20,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
-from book.grading.handed_in import Entry, find
+from book.grading.handed_in import Entry
 from book.grading.lab import LabError, marks
 from book.grading.ranks import WireMemory, WireRanks
 from book.grading.reference import PATIENT, Reference
@@ -34,6 +34,7 @@ from book.wire.broker import WireError, WireTimeout
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
 # What `launch` says about a rank's exit status; other errors may contain similar words by accident.
 KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
+PRIVATE = "private"  # the folder of full records, which quote hidden checks and untrusted code
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 
 
@@ -57,7 +58,7 @@ class Grader:
         """
         grader = cls(labs.read_lab(path), out, sandboxed)
         grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        (out / "students").mkdir(parents=True, exist_ok=True)
+        (out / PRIVATE).mkdir(parents=True, exist_ok=True)
         grader._lock()
         out.chmod(0o700)  # it holds the seed and everybody's work
         state = out / "run.json"
@@ -171,18 +172,14 @@ class Grader:
         return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
 
 
-def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool = True,
+def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
           done: Callable[[Record], None] = lambda record: None) -> list[Record]:
-    """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
+    """Grades all submissions, several at a time, and returns a record for each in their order.
 
     `done` is called with each record once it is complete. Exercises that reached a limit or whose ranks hung are
     retried once at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an
     invalid lab.
     """
-    entries = find(folder, lab.name)
-    if not entries:
-        raise LabError(f"there are no submissions in {folder}: put a notebook, or a folder with one, there for each "
-                       "student")
     with closing(Grader.start(lab, out, sandboxed)) as grader:
         with ThreadPoolExecutor(num_jobs) as pool:
             grader.make_references(pool)
@@ -201,7 +198,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
         made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
         record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
         record["notes"] = submission.notes
-        kept = _read(grader.out / "students" / f"{entry.slug}.json")
+        kept = _read(grader.out / PRIVATE / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"] and "fault" not in kept:
             done(kept)
             return kept
@@ -243,7 +240,7 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], may_r
     unsettled = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
     record["complete"] = not (may_retry and unsettled)
     if record["complete"]:
-        write_whole(grader.out / "students" / f"{record['slug']}.json", record)
+        write_whole(grader.out / PRIVATE / f"{record['slug']}.json", record)
         done(record)
     return record
 
