@@ -184,7 +184,7 @@ MADE_BY = {"output": "F", "gradient": "B"}
 
 
 def test_outputs_and_gradients_between_two_stages_do_not_wait_for_each_other():
-    """A link has two directions: messages cross on it, and in each direction one leaves when the one before is there."""
+    """A link has two directions: messages cross, and in each direction one leaves when the one before is there."""
     trace = simulate_pipeline(interleaved(4, 8, 2), 1.0, 1.0, link=Link(0.0, 1.0), num_bytes=1.5)
     sends = trace.of_kind("send")
     both = [(a, b) for a in sends for b in sends if (a.rank, b.rank) == (0, 1)]
