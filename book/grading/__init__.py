@@ -17,6 +17,7 @@
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         submissions -> points
     report        CSV, JSON, Gradescope, HTML, right while grading runs; `upload` is what systems import again
+    feedback      what failed, once more with nothing that the student's copy does not have: messages and pictures
     check         a student's own check
 
 `python -m book.grading lint | mutate | release | check | grade` is the command line of it all.

@@ -101,6 +101,8 @@ def _add_grade(verbs: Verbs) -> None:
     verb.add_argument("-o", "--out", type=Path, required=True,
                       help="folder for the results; an interrupted run continues there")
     verb.add_argument("-j", "--jobs", type=int, default=1, help="submissions graded side by side (default 1)")
+    verb.add_argument("--no-feedback", action="store_true",
+                      help="don't run what failed once more for the messages and pictures of the student's page")
     verb.add_argument("--unsafe-no-sandbox", action="store_true",
                       help="run submissions as yourself, with your files and network")
     verb.set_defaults(run=grade)
@@ -235,7 +237,8 @@ def _graded_with_bar(options: Any, course: Course, reports: Reports) -> list[dic
             bar.write(f"{told['student']}: {told['points']} of {told['max_points']} points"
                       + (f" ({told['error']})" if told["error"] else ""), file=sys.stdout)
 
-        return graded(options.lab, course.entries, options.out, options.jobs, not options.unsafe_no_sandbox, done)
+        return graded(options.lab, course.entries, options.out, options.jobs, not options.unsafe_no_sandbox, done,
+                      not options.no_feedback)
 
 
 def _warn(options: Any, skipped: list[str], records: list[dict[str, Any]], missing: list[dict[str, Any]]) -> bool:

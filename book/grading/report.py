@@ -10,10 +10,18 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from book.grading.feedback import page_of
 from book.grading.handed_in import printable
 
 Record = dict[str, Any]
 BOM = "\ufeff"  # without it a spreadsheet takes names for Latin-1
+# A frame can't be reached from this page: it says how high its content is.
+AS_HIGH_AS_IT_IS = """<script>
+addEventListener("message", ({ source, data }) => {
+  const frame = [...document.querySelectorAll("iframe")].find(one => one.contentWindow === source);
+  if (frame && data > 0 && data < 4000) frame.style.height = `${data + 4}px`;
+});
+</script>"""
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
@@ -21,6 +29,9 @@ div { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .4rem .8rem; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }
 td:not(.n), th:not(.n) { min-width: 8rem; }
+pre { overflow-x: auto; padding: .6rem .8rem; background: #8881; white-space: pre-wrap; }
+iframe { width: 100%; height: 40rem; border: 1px solid #8886; }
+img { max-width: 100%; background: #fff; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
@@ -78,7 +89,8 @@ def _shared(record: Record) -> Record:
     """A record without what is for the grader alone: logs, keys, the line of the roster."""
     private = {"key", "complete", "slug", "fault", "row"}
     kept = {key: value for key, value in record.items() if key not in private}
-    return kept | {"exercises": {n: {k: v for k, v in e.items() if k != "log"} for n, e in record["exercises"].items()}}
+    return kept | {"exercises": {n: {k: v for k, v in e.items() if k not in ("log", "feedback")}
+                                 for n, e in record["exercises"].items()}}
 
 
 def stale_pages(records: Sequence[Record], out: Path) -> list[str]:
@@ -110,8 +122,9 @@ def no_formula(text: str) -> str:
 
 def gradescope(record: Record) -> Record:
     """Gradescope's results.json: one test for each exercise."""
-    tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"],
-              "output": "\n".join(_outcome(e)), "visibility": "visible"} for n, e in record["exercises"].items()]
+    tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"], "visibility": "visible",
+              "output": "\n".join([*_outcome(e), _shown(_message(e), printable)]).strip()}
+             for n, e in record["exercises"].items()]
     told = "; ".join(filter(None, [record["error"], *record["notes"]]))
     return {"score": record["points"], "output": printable(told), "stdout_visibility": "hidden", "tests": tests}
 
@@ -135,6 +148,10 @@ def overview(records: Sequence[Record], lab: str, expected: int | None = None) -
                  '<meta http-equiv="refresh" content="10">' if expected is not None else "")
 
 
+def _safe(text: Any) -> str:
+    return html.escape(printable(str(text)))
+
+
 def student_page(record: Record, lab: str) -> str:
     """A page to hand back: points and verdicts for each exercise."""
     rows = "".join(f'<tr><td class="n">{_safe(n)}</td><td class="n">{e["points"]} / {e["max_points"]}</td>'
@@ -146,9 +163,11 @@ def student_page(record: Record, lab: str) -> str:
                  '<div tabindex="0"><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th>'
                  f"<th>What happened</th></tr></thead><tbody>{rows}</tbody></table></div>"
                  + (f"<ul>{notes}</ul>" if notes else "")
+                 + "".join(_explained(n, e) for n, e in record["exercises"].items())
                  + "<p>Each check that passes gives its points, unless the exercise was stopped, held too much memory, "
                  "or failed over the wire or in a check that your copy does not have. All ran with numbers drawn for "
-                 "this grading. To see what a check says, run it in your own copy.</p>")
+                 "this grading. What the checks say above, and the pictures, come from one more run with the numbers "
+                 "of your own copy.</p>", AS_HIGH_AS_IT_IS, pictures=True)
 
 
 def summary(record: Record) -> str:
@@ -170,13 +189,43 @@ def _outcome(exercise: Record) -> list[str]:
     return [printable(line) for line in (exercise["status"], exercise.get("told", "").replace("\n", " ")) if line]
 
 
-def _page(title: str, body: str, head: str = "") -> str:
+def _explained(number: str, exercise: Record) -> str:
+    """What a student's own copy says of an exercise that lost points, and the pictures of their run."""
+    found = exercise.get("feedback")
+    if not found:
+        return ""
+    said = (f"<pre>{_shown(_message(exercise))}</pre>" if found["message"] else
+            "<p>In your own copy all checks pass. Try other sizes and other numbers of ranks.</p>")
+    drawn = "".join(map(_drawn, found["pictures"]))
+    heading = "<p>Your run:</p>" if drawn else ""
+    return f"<h2>Exercise {_safe(number)}</h2>{said}{heading}{drawn}"
+
+
+def _drawn(picture: Record) -> str:
+    """A picture of a run. A widget runs in a frame of its own, which reaches neither this page nor a network."""
+    if "png" in picture:
+        return f'<img alt="A chart of your run" src="data:image/png;base64,{_safe(picture["png"])}">'
+    if "widget" in picture:
+        return (f'<iframe sandbox="allow-scripts" title="{_safe(picture["text"] or "Your run")}" '
+                f'srcdoc="{html.escape(page_of(picture))}"></iframe>')
+    return f"<pre>{_shown(picture['text'])}</pre>"
+
+
+def _message(exercise: Record) -> str:
+    """What the public checks say of an exercise, if they say something."""
+    return (exercise.get("feedback") or {}).get("message") or ""
+
+
+def _shown(text: str, safe: Callable[[str], str] = _safe) -> str:
+    """Text of several lines."""
+    return "\n".join(map(safe, text.split("\n")))
+
+
+def _page(title: str, body: str, head: str = "", pictures: bool = False) -> str:
+    allowed = "style-src 'unsafe-inline'" + ("; img-src data:; script-src 'unsafe-inline'" if pictures else "")
     return ('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
             'content="width=device-width, initial-scale=1"><meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            f"content=\"default-src 'none'; {allowed}\">"
             f"{head}<title>{_safe(title)}</title><style>{STYLE}</style></head><body><main><h1>{_safe(title)}</h1>{body}"
             "</main></body></html>\n")
 
-
-def _safe(text: Any) -> str:
-    return html.escape(printable(str(text)))
