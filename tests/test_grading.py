@@ -296,6 +296,15 @@ def test_the_learners_own_cells_stay_theirs_where_answers_keep_their_metadata(tm
     assert read_submission(tmp_path / "split.ipynb", attack_lab()).answers["sent"] == ["WAYS = 2", whole]
 
 
+def test_an_answer_that_sets_the_seed_is_told_why_its_checks_fail(tmp_path):
+    lab = attack_lab()
+    (name, *_) = [marks(cell)["id"] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"]
+    for source, noted in (("SEED = 7\nx = 1", True), ("x = SEED == 7", False), ("    SEED=7", False), ("SEED=7", True)):
+        nbformat.write(answered(lab, **{name: source}), tmp_path / "ada.ipynb")
+        told = f"the answer {name} sets SEED: its checks then print other numbers, and fail"
+        assert (told in read_submission(tmp_path / "ada.ipynb", lab).notes) == noted, source
+
+
 def test_too_many_cells_are_refused_and_notes_are_kept_short(tmp_path):
     lab = attack_lab()
     copy = answered(lab)
