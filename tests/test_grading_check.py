@@ -110,7 +110,8 @@ def test_grading_is_retried_after_a_grader_error(tmp_path, monkeypatch):
     (tmp_path / "submissions").mkdir()
     nbformat.write(exercise_2_alone(), tmp_path / "lab.ipynb")
     nbformat.write(answered(exercise_2_alone()), tmp_path / "submissions" / "ada.ipynb")
-    (record,) = grade(tmp_path / "lab.ipynb", find(tmp_path / "submissions", "lab.ipynb"), tmp_path / "out", sandboxed=False)
+    entries = find(tmp_path / "submissions", "lab.ipynb")
+    (record,) = grade(tmp_path / "lab.ipynb", entries, tmp_path / "out", sandboxed=False)
     assert record["points"] == 1 and record["error"] is None and "fault" not in record
     assert json.loads((tmp_path / "out" / "private" / "ada.json").read_text()) == record
 

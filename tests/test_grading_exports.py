@@ -3,17 +3,24 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import os
 import re
+import shutil
 import struct
+import subprocess
+import sys
 import zipfile
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from attack_lab import USERS, Course as GradedCourse, answered, attack_lab
 from hypothesis import given, settings, strategies as st
 
+from book.grading.__main__ import main
 from book.grading.course import Course
 from book.grading.exports import MAX_INNER_FILES, ExportError, entries, when
 from book.grading.handed_in import slug
@@ -22,7 +29,9 @@ from book.grading.report import BOM, Record, Reports
 from book.grading.roster import RosterError, Rules, in_words, read_roster
 from book.grading.submission import MAX_BYTES
 from book.grading.upload import upload_csv
+from tests.website import ROOT
 
+LABS = ROOT / "labs"
 LAB = "03_ring.ipynb"
 CANVAS = {  # download_submissions.zip: all in one folder, the name that sorts, the user's and the file's numbers
     "lovelaceada_101_9001_03_ring.ipynb": "ada", "hoppergrace_LATE_102_9002_03_ring.ipynb": "grace, old",
@@ -349,3 +358,51 @@ def test_an_export_is_graded_to_the_file_that_is_uploaded(user: str, tmp_path: P
     points = str(sum(lab_points(graded.lab).values()))
     assert table == {"101": points, "102": points, "103": "", "105": ""}
     assert graded.left_behind() == ([], [])
+
+
+@pytest.mark.slow
+def test_gradescopes_zip_grades_a_submission_by_itself(tmp_path: Path) -> None:
+    """As Gradescope does it, without the installation: the zip is unpacked, prepared once, then run for a student."""
+    lab, place, made = attack_lab(1), tmp_path / "autograder", str(tmp_path / "a.zip")
+    nbformat.write(lab, tmp_path / "lab.ipynb")
+    assert main(["autograder", str(tmp_path / "lab.ipynb"), "--for", "gradescope", "-o", made]) == 0
+    with zipfile.ZipFile(made) as archive:
+        archive.extractall(place / "source")
+        for name in ("setup.sh", "prepare", "run_autograder"):
+            (place / "source" / name).chmod(archive.getinfo(name).external_attr >> 16)
+    (place / "submission").mkdir()
+    nbformat.write(answered(lab), place / "submission" / "mine.ipynb")
+    environment = {**os.environ, "AUTOGRADER": str(place), "PYTHON": sys.executable}  # the book that is installed here
+    for script in ("prepare", "run_autograder"):
+        subprocess.run([place / "source" / script], env=environment, cwd="/", check=True, timeout=300)
+    told = json.loads((place / "results" / "results.json").read_text())
+    assert told["score"] == sum(lab_points(lab).values()) and [t["output"] for t in told["tests"]] == ["passed"] * len(
+        told["tests"])
+    (place / "results" / "results.json").unlink()
+    nowhere = {**environment, "PATH": str(tmp_path)}  # no bubblewrap: nothing is graded rather than graded without
+    run = subprocess.run([shutil.which("bash"), place / "source" / "prepare"], env=nowhere, cwd="/", text=True,
+                         capture_output=True, timeout=60)
+    assert run.returncode == 1 and "bubblewrap" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_repository_for_a_class_has_the_copy_and_no_solution(tmp_path: Path) -> None:
+    out = tmp_path / "template"
+    assert main(["autograder", str(LABS / "03_ring_all_reduce.ipynb"), "--for", "classroom", "-o", str(out)]) == 0
+    workflow = yaml.safe_load((out / ".github" / "workflows" / "check.yml").read_text())
+    commands = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
+    assert commands[-1] == "python -m book.grading check 03_ring_all_reduce.ipynb"
+    assert (out / "03_ring_all_reduce.expected.json").exists() and (out / ".lockstep" / "book" / "launch").is_dir()
+    text = "".join(path.read_text("utf-8") for path in out.rglob("*.ipynb"))
+    assert "BEGIN SOLUTION" not in text and "hidden-1" not in text
+
+
+def test_a_container_grades_and_says_how_it_is_run(tmp_path: Path) -> None:
+    out, lab = tmp_path / "container", str(LABS / "03_ring_all_reduce.ipynb")
+    assert main(["autograder", lab, "--for", "container", "-o", str(out)]) == 0
+    text = (out / "Containerfile").read_text()
+    assert '"/source/lab/03_ring_all_reduce.ipynb"' in text and "unsafe" not in text and "@" not in text
+    assert (out / "source" / "lab" / "03_ring_all_reduce.ipynb").exists()
+    assert main(["autograder", lab, "--for", "container", "-o", str(out)]) == 1, "nothing is overwritten"
+    assert main(["autograder", lab, "--for", "container", "-o", str(tmp_path / "b"), "--unsafe-no-sandbox"]) == 0
+    assert "--unsafe-no-sandbox" in (tmp_path / "b" / "Containerfile").read_text()
+    assert main(["autograder", lab, "--for", "blackboard", "-o", str(tmp_path / "c")]) == 1

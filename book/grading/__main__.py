@@ -1,4 +1,4 @@
-"""Command line: python -m book.grading lint | mutate | release | check | grade"""
+"""Command line: python -m book.grading lint | mutate | release | check | grade | autograder"""
 from __future__ import annotations
 
 import argparse
@@ -38,10 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The five verbs and their options."""
+    """The six verbs and their options."""
     top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
-    for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade):
+    for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade,
+                     _add_autograder):
         add_verb(verbs)
     return top
 
@@ -108,6 +109,17 @@ def _add_grade(verbs: Verbs) -> None:
     verb.set_defaults(run=grade)
 
 
+def _add_autograder(verbs: Verbs) -> None:
+    verb = verbs.add_parser("autograder", help="make what a course's system runs by itself")
+    verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
+    verb.add_argument("--for", dest="system", required=True, metavar="SYSTEM",
+                      help="gradescope (a zip), container or classroom (GitHub's; a folder)")
+    verb.add_argument("-o", "--out", type=Path, required=True, help="the zip or folder to write")
+    verb.add_argument("--unsafe-no-sandbox", action="store_true",
+                      help="grade even where the system forbids the sandbox: answers can then read the lab's source")
+    verb.set_defaults(run=autograder)
+
+
 def lint(options: Any) -> int:
     """Prints what is wrong with labs."""
     from book.grading.lab import read_notebook
@@ -170,6 +182,14 @@ def check(options: Any) -> int:
         print(f"exercise {verdict.exercise}: {verdict.points} of {verdict.max_points} points: {told}", flush=True)
     print(f"{points} of {max_points} points")
     return int(points < max_points)
+
+
+def autograder(options: Any) -> int:
+    """Writes what a system runs by itself."""
+    from book.grading.autograder import write_autograder
+
+    print(write_autograder(options.system, options.lab, options.out, options.unsafe_no_sandbox))
+    return 0
 
 
 def grade(options: Any) -> int:

@@ -75,7 +75,7 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
 def _entry_of(folder: Path, lab_name: str) -> Entry:
     """The entry of the student whose folder this is."""
     try:
-        return entry_of(folder.name, _notebooks_in(folder), lab_name)
+        return entry_of(folder.name, notebooks_in(folder), lab_name)
     except OSError as problem:
         return Entry(printable(folder.name), slug(folder.name), None, f"the folder can't be read: {problem.strerror}")
 
@@ -108,7 +108,8 @@ def skipped(folder: Path) -> list[str]:
                       and not entry.is_dir(follow_symlinks=False) and not entry.name.lower().endswith(SUFFIX))
 
 
-def _notebooks_in(folder: Path) -> list[Copy]:
+def notebooks_in(folder: Path) -> list[Copy]:
+    """The notebooks in a folder, three levels deep; links are not followed."""
     notebooks, todo, num_seen = [], [(folder, 1)], 0
     while todo and num_seen < MAX_LOOKED_AT:
         place, depth = todo.pop()
