@@ -38,6 +38,7 @@ CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
 STATE = ("parameters", "gradients", "optimizer", "activations")  # what a rank holds, by op of a memory event
 SCORES = "scores"  # op of a compute event: which scores of attention a rank works on (see book.record.scores)
+EXPERT, CHOSEN, WORKED, RETURNED = "expert", "chosen", "worked", "returned"  # of tokens (see book.record.tokens)
 KINDS = ("hold", "send", "recv", "collective", "compute", "memory")
 
 

@@ -117,7 +117,7 @@ def seen(site: Site, chromium: Browser) -> Iterator[dict[str, Seen]]:
 
 
 def test_no_chapter_is_missing_or_unknown() -> None:
-    assert [int(chapter[:2]) for chapter in CHAPTERS] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15]
+    assert [int(chapter[:2]) for chapter in CHAPTERS] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     assert set().union(*NOT_YET.values()) <= {chapter[:2] for chapter in CHAPTERS}
 
 

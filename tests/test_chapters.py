@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
 from book.launch import launch
-from book.parallel import context, data, hybrid, pipeline, sharded, tensor
+from book.parallel import context, data, experts, hybrid, pipeline, sharded, tensor
 from book.simulate import simulate
 from tests.website import ROOT
 
@@ -70,6 +70,9 @@ SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
 SHOWN += [("86_pipelines_in_pytorch", pipeline, name) for name in ("SplitStage", "run_pipeline")]
 SHOWN += [("08_context_parallel", context, name) for name in (
     "Running", "scores_of", "by_group", "positions", "pass_on", "RingAttention")]
+SHOWN += [("09_experts", experts, name) for name in (
+    "Routing", "route", "RowExchange", "exchange_rows", "Trip", "dispatch", "work", "combine",
+    "average_expert_gradients")]
 SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid", "clip_gradients")]
 
 

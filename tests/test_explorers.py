@@ -20,11 +20,11 @@ from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
 from book.simulate.streams import fill_buckets
 from book.trace import Event, Trace
-from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, play, race_explorer, server_explorer,
-                          sharding_explorer)
+from book.widgets import (axes_explorer, bucket_explorer, load_explorer, pipeline_explorer, play, race_explorer,
+                          server_explorer, sharding_explorer)
 from book.widgets import step_explorers, traffic_explorers
 from book.widgets.explorer import Dial, Explorer, decades
-from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
+from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer, expert_loads
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
 from book.words import in_seconds
 from tests.backward import recorded
@@ -34,9 +34,10 @@ from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, c
 LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of chapter 2's backward
 MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
           "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,
-          "axes_explorer": axes_explorer}
-TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # the dial to turn, and to what; else ranks
-COMPUTED = {"axes_explorer"}  # by a formula
+          "axes_explorer": axes_explorer, "load_explorer": load_explorer}
+# the dial to turn, and to what; else ranks
+TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6), "load_explorer": ("experts", 2)}
+COMPUTED = {"axes_explorer", "load_explorer"}  # by a formula
 each = pytest.mark.parametrize("name", MAKERS)
 some_explorers = pytest.mark.parametrize("name", first(*MAKERS, num=2))
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
@@ -225,6 +226,22 @@ def test_axes_cross_as_the_package_counts(show: Callable) -> None:
         assert told == pytest.approx([want[axis] for axis in ("pp", "dp", "tp")], rel=1e-12)
 
 
+def test_experts_get_what_tokens_that_draw_them_choose(show: Callable) -> None:
+    page, draw = show(load_explorer()), random.Random(1)
+    jobs = [{"experts": draw.choice((4, 8, 16)), "top_k": draw.choice((1, 2)), "skew": draw.choice((1, 3, 20)),
+             "factor": draw.choice(("as needed", "1", "1.25"))} for _ in range(8)]
+    found = answered(page, "load_explorer", "({ all }) => all.map(one => [one.kept, one.lost])", jobs,
+                     data_of(load_explorer()))
+    for job, bars in zip(jobs, found, strict=True):
+        n, top_k = job["experts"], job["top_k"]
+        loads = expert_loads(n, top_k, job["skew"])
+        places = float("inf") if job["factor"] == "as needed" else float(job["factor"])
+        assert bars == [pytest.approx([min(load, places), max(load - places, 0)]) for load in loads]
+        likes = torch.tensor([job["skew"] ** (-expert / (n - 1)) for expert in range(n)])
+        drawn = torch.multinomial(likes.expand(40_000, n), top_k, generator=torch.Generator().manual_seed(0))
+        assert (drawn.flatten().bincount(minlength=n) * n / drawn.numel()).tolist() == pytest.approx(loads, abs=0.06)
+
+
 def test_buckets_take_what_a_replay_of_a_recording_takes(show: Callable) -> None:
     """The twin against the package, and the package against `Replay`, which has the buckets from a recording."""
     draw, page = random.Random(5), show(bucket_explorer(LAYERS))
@@ -266,7 +283,7 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
     turn(page, *TURNED.get(name, ("ranks", 10)))
     after = page.evaluate(PICTURE), caption(page), figures(page)
     assert all(one != other for one, other in zip(before, after) if one), "an explorer may have no row of figures"
-    assert re.search("on 12 ranks|of 8 machines|on 128 ranks", after[1].lower())
+    assert re.search("on 12 ranks|of 8 machines|on 128 ranks|of 16 experts", after[1].lower())
     field, said = (page.locator(name).bounding_box() for name in (".lk-field", ".lk-caption"))
     assert said["y"] >= field["y"] + field["height"], "the sentence stands below the picture"
     click(page, "Reset")
@@ -321,7 +338,7 @@ def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
 @some_explorers
 def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> None:
     page = show(MAKERS[name](), wait=False, java_script_enabled=False)
-    rows = {"server_explorer": 5, "bucket_explorer": 9, "axes_explorer": 7}.get(name, 5)
+    rows = {"server_explorer": 5, "bucket_explorer": 9, "axes_explorer": 7, "load_explorer": 6}.get(name, 5)
     assert page.locator("table").is_visible() and page.locator("tr").count() == rows
 
 

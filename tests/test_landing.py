@@ -107,7 +107,7 @@ def test_the_map_leads_to_every_chapter_and_lab(site: Site, browser: Browser) ->
     """Without JavaScript too, where the picture of a recorded ring stands for the one that runs."""
     page, _ = browser.open((site.folder / "index.html").as_uri(), java_script_enabled=False)
     targets = [link.get_attribute("href") for link in page.locator(f"{MAP} a").all()]
-    assert len(targets) == 28 and all((site.folder / target).is_file() for target in targets)
+    assert len(targets) == 30 and all((site.folder / target).is_file() for target in targets)
     assert page.locator("[data-lockstep-ring] img").bounding_box()["width"] > 300
     assert "no link carries more than one and a half" in page.inner_text("[data-lockstep-by_hand]")
 

@@ -15,6 +15,7 @@ from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, 
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
+from book.widgets.step_explorers import expert_loads
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, html_of, state
 from tests.test_explorers import data_of, turn
 from tests.website import ROOT
@@ -25,7 +26,7 @@ def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -
         line = way.line
         assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes) == way.opens, way
     closing = [way.chapter for way in STORY if not way.opens]
-    assert closing == [*range(1, 9), 10]
+    assert closing == [*range(1, 11)]
 
 
 def test_a_line_is_the_planners_estimate() -> None:
@@ -298,6 +299,55 @@ def test_chapter_8_says_what_long_sequences_cost() -> None:
     assert f"still trains on {speed(wide)} tokens" in says
 
 
+def test_chapter_9_says_what_experts_cost() -> None:
+    says, model, sequences = told(9), MODELS["mixtral-8x7b"], 512
+    over = cluster_of("h100", 64, SOFTWARE[0]).overheads
+    whole, spread = (way.line for way in STORY if way.chapter == 9)
+    assert f"all {model.num_parameters / 1e9:.1f} billion parameters" in says
+    assert f"$6 \\cdot {model.num_active_parameters / 1e9:.1f}$ billion FLOPs" in says
+    sent = [line.inside_bytes + line.crossing_bytes for line in (whole, spread)]
+    assert f"sends {sent[1] / 1e9:.0f} GB in a step instead of {sent[0] / 1e12:.1f} TB" in says
+    assert f"{whole.moment_bytes / 1e9:.1f} GB of temporary buffers" in says
+    assert f"it needs {whole.memory_bytes / 1e9:.1f} GB" in says
+    assert (f"holds {spread.memory_bytes / 1e9:.1f} GB, {(whole.memory_bytes - spread.memory_bytes) / 1e9:.1f} GB less"
+            in says)
+    waits = [round(100 * line.exposed_s / line.step_s) for line in (spread, whole)]
+    assert f"waits for {waits[0]} % of it instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
+    found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
+                     EACH[SOFTWARE[0]])
+    assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
+    loads = expert_loads(8, 2, 3)
+    assert says.count(f"{max(loads):.2f} times as long") == 2
+    assert f"or {100 * sum(max(load - 1.25, 0) for load in loads) / 8:.1f} % dropped at a factor of 1.25" in says
+    again = entry("mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8, recompute="half"))
+    assert f"recompute half, which holds {again.memory_bytes / 1e9:.0f} GB" in says
+    # of three passes over the experts, in each of eight micro-batches, seven eighths go to other nodes
+    experts_bytes = 8 * 3 * 7 / 8 * 2 * 32 * model.sizes.expert_parameters / 8
+    own, shared = (experts_bytes / rate for rate in (50e9 * over.across_share, 450e9 * over.inside_share))
+    assert f"take {own:.1f} seconds, not {shared:.1f}" in says and f"At {50 * over.across_share:.0f} GB/s" in says
+    late = spread.tokens_per_s * spread.step_s / (spread.step_s + own - shared)
+    assert f"a GPU would train on {late:,.0f} tokens" in says
+    flops, small = 6 * model.num_active_parameters, 6 * MODELS["llama3-8b"].num_parameters
+    [dense] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
+    assert f"costs {flops / 1e9:.0f} billion FLOPs, and {small / 1e9:.0f} billion in the 8B model" in says
+    assert (f"reaches {spread.tokens_per_s * flops / 1e12:.0f} TFLOP/s where it reached "
+            f"{dense.tokens_per_s * small / 1e12:.0f}") in says
+    four, wide = (entry("mixtral-8x7b", Layout(1, gpus, 1, zero_stage=3, ep=ep)) for gpus, ep in ((64, 4), (128, 8)))
+    assert f"holds {four.memory_bytes / 1e9:.1f} GB. On 128 GPUs it trains on {speed(wide)} tokens" in says
+    rate = flops * spread.tokens_per_s * spread.step_s / (spread.step_s - spread.exposed_s)
+    per_byte = [1.5 * width * ep / (ep - 1) for width, ep in ((14336, 8), (2048, 64))]
+    card, inside = rate / (50e9 * over.across_share), rate / (450e9 * over.inside_share)
+    assert f"at {per_byte[0]:,.0f} FLOPs a byte against {card:,.0f} over the card" in says
+    assert f"they take {100 * inside / per_byte[0]:.0f} % of the time" in says
+    assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says and card / per_byte[1] == pytest.approx(2, abs=0.05)
+    assert f"{model.num_parameters / model.num_active_parameters:.1f} times as many for Mixtral" in says
+    layer = found.ep_bytes / 8 / 32
+    assert f"are {layer / 1e6:.0f} MB in each layer, {32 * layer / 1e9:.0f} GB in 32 layers" in says
+    assert f"{6 * 32 * model.sizes.expert_parameters * 8 * 63 / 64 / 1e12:.1f} TB in a step" in says
+    assert f"reach {100 * over.grouped_share:.0f} % of what one large product does" in says
+    assert 989e12 / 3.35e12 == pytest.approx(295, abs=0.5) and "below 295 rows" in says
+
+
 # In a page
 
 LINES = """(chosen) => {
@@ -314,14 +364,16 @@ def drawn(seed: int) -> dict[str, Any]:
               "tokens": some.choice([8192, 65536, 131072])}
     least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
     chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
-    return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0}
+    spread = [ep for ep in SIZES[:4] if ep <= chosen["gpus"] // chosen["pp"] and (ep == 1 or chosen["model"] == "8x7B")]
+    return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0, "ep": some.choice(spread)}
 
 
 def layout_of(chosen: dict[str, Any]) -> Layout:
     """The layout that a reader's choice stands for."""
     tp, pp, cp = chosen["tp"], chosen["pp"], chosen["cp"]
     return Layout(pp, chosen["gpus"] // tp // pp // cp, tp, chosen["micro"], zero_stage=chosen["zero"], cp=cp,
-                  sequence_parallel=int(tp > 1), recompute={"half": "half", "all": "full"}.get(chosen["again"]))
+                  ep=chosen["ep"], sequence_parallel=int(tp > 1),
+                  recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
@@ -357,6 +409,17 @@ def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -
     assert state(page)["pp"] == "1"
     turn(page, "GPUs", GPUS.index(1024))
     assert state(page)["dp"] == str(SEQUENCES), "a replica has one sequence at least"
+
+
+def test_only_a_model_with_experts_spreads_them_over_gpus_of_a_stage(show: Callable[..., Any]) -> None:
+    page = show(ledger(9))
+    assert (state(page)["ep"], state(page)["dp"]) == ("8", "64")
+    assert "8x7B on 64 GPUs, dp 64, ep 8, ZeRO-3: 3,138 tokens/s per GPU" in caption(page)
+    turn(page, "GPUs", 2)
+    assert (state(page)["dp"], state(page)["ep"]) == ("4", "4")
+    page.get_by_role("button", name="70B", exact=True).click()
+    assert state(page)["ep"] == "1"
+    assert "expert parallel" not in html_of(ledger(8)) and "8x7B" not in html_of(ledger(8))
 
 
 def test_lines_are_readable_wide_and_narrow_and_in_words(show: Callable[..., Any]) -> None:

@@ -156,6 +156,7 @@ LOOKED_FOR = {
     "tensor_parallel": "tensor parallel",
     "tensor_in_pytorch": "sequence parallelism, DTensor",
     "hybrid_3d": "3d parallelism, DeviceMesh",
+    "09_experts": "mixture of experts, expert parallelism, MoE",
     "context_parallel": "context parallelism, ring attention, Ulysses",
     "parameter_server": "parameter server, RPC, staleness",
     "planner": "planner",

@@ -13,8 +13,8 @@ from book.replay import Replay, StepReplay
 from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
-from book.widgets import (attention_player, bucket_timeline, layout_chart, memory_player, pipeline_game,
-                          pipeline_player, pipeline_race, play, race, sharded_product, step_timeline)
+from book.widgets import (attention_player, bucket_timeline, expert_player, layout_chart, memory_player,
+                          pipeline_game, pipeline_player, pipeline_race, play, race, sharded_product, step_timeline)
 from book.widgets.registry import ASSETS
 from tests.backward import layers, recorded
 from tests.memory import recorded as recorded_step
@@ -24,6 +24,7 @@ from tests.scores import recorded as recorded_scores
 from tests.shards import recorded as recorded_product
 from tests.steps import PHASES, recorded as recorded_steps
 from tests.test_pipeline_widget import WRONG
+from tests.tokens import recorded as recorded_tokens
 
 TRANSPORT = ("Back to the start", "One step back", "Play", "One step forward", "Step", "1×")
 AWAY = "document.querySelector('.lk-move g')?.getAttribute('transform')"
@@ -159,6 +160,14 @@ def _attentions() -> tuple[Any, ...]:
     return attention_player(runs), attention_player(recorded_scores(fault="backwards"))
 
 
+# the expert player
+def _experts() -> tuple[Any, ...]:
+    runs = {"even": recorded_tokens(), "uneven": recorded_tokens(skew=1.5, capacity=3),
+            "two of eight": recorded_tokens(4, 8, 2, skew=1.0, num_tokens=16),
+            "wrong": recorded_tokens(2, 4, 2, fault="sorted")}
+    return expert_player(runs), expert_player(recorded_tokens(2, 4, 2, fault="not in order"))
+
+
 WIDGETS = (
     Widget("player", lambda: play(simulated(collectives.ring_all_reduce, 4)), 6, _players,
            themed=".lk-card rect", moving="document.querySelectorAll('.lk-mover').length",
@@ -222,4 +231,10 @@ WIDGETS = (
            themed=".lk-stage rect.lk-slot", moving=AWAY, tabs=("Attention over a cut sequence", *TRANSPORT),
            told=("li", 5, "Every rank passes keys and values on to the next"),
            contrasts=((["soft", "ink"], ["bg", "card"], 4.5), ([f"r{i}" for i in range(4)], ["bg", "hollow"], 3)),
-           heaviest=lambda: attention_player(recorded_scores(num_tokens=32))))
+           heaviest=lambda: attention_player(recorded_scores(num_tokens=32))),
+    Widget("experts", lambda: expert_player(recorded_tokens()), 5, _experts,
+           themed=".lk-stage rect.lk-slot", moving="document.querySelectorAll('.lk-stage rect[fill]').length",
+           tabs=("Tokens and their experts", *TRANSPORT),
+           told=("li", 6, "Numbers first: each rank tells every other"),
+           contrasts=((["soft", "ink"], ["bg"], 4.5), ([f"r{i}" for i in range(8)], ["bg", "hollow"], 3)),
+           heaviest=lambda: expert_player(recorded_tokens(4, 8, 2, skew=1.0, num_tokens=16))))

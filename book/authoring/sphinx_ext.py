@@ -24,6 +24,7 @@ from typing import Any
 import nbformat
 from docutils import nodes
 from latex2mathml.converter import convert
+from PIL import Image
 from pybtex import plugin
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
@@ -71,6 +72,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("html-page-context", tidy_scripts, priority=900)
     app.connect("build-finished", publish_sources)
     app.connect("build-finished", drop_icon_script)
+    app.connect("build-finished", take_fewer_colors)
     app.connect("build-finished", drop_spare_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -330,12 +332,23 @@ def drop_icon_script(app: Sphinx, error: Exception | None) -> None:
 
 
 def drop_spare_files(app: Sphinx, error: Exception | None) -> None:
-    """Delete what no page loads: source maps, 3.5 MB, translations of the theme, and the icons' older form of font.
+    """Delete what no page loads: source maps, 3.5 MB, translations of the theme, companies' icons, and older fonts.
 
-    The style sheet names that one second, for browsers without WOFF2, which all have had since 2018.
+    The style sheet names those second, for browsers without WOFF2, which all have had since 2018.
     """
     static = Path(app.outdir, "_static")
     shutil.rmtree(static / "locales", ignore_errors=True)
     fonts = [path for path in static.rglob("*.ttf") if path.with_suffix(".woff2").exists()]
-    for path in [*static.rglob("*.map"), *fonts]:
+    for path in {*static.rglob("*.map"), *static.rglob("fa-brands-*"), *fonts}:
         path.unlink()
+
+
+def take_fewer_colors(app: Sphinx, error: Exception | None) -> None:
+    """Write plots with the 256 colors that are nearest to theirs: half the bytes, and to the eye the same."""
+    for path in Path(app.outdir, "_images").glob("*.png"):
+        before = path.read_bytes()
+        with Image.open(path) as picture:
+            few = picture.convert("RGBA").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+        if path.stat().st_size > len(before):
+            path.write_bytes(before)

@@ -10,7 +10,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 PAGE = "chapters/98_symbols"
-GREEK = ("alpha beta gamma delta Delta epsilon varepsilon eta theta lambda mu tau Psi ell").split()
+GREEK = ("alpha beta gamma delta Delta epsilon varepsilon eta theta kappa lambda mu pi rho tau Psi ell").split()
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?![\s{])([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
 WORDS = re.compile(r"\\(?:text|mathrm|begin|end)\{[^}]*\}|\\([A-Za-z]+)")

@@ -1,7 +1,7 @@
 """L1: the ledger: what a GPU holds, sends and waits for in a training step, and what limits, for each way of training.
 
-The book's story has three models of one family, on H100s in nodes of eight, and the same batch throughout. A chapter
-opens with the way that no longer works and closes with its own.
+The book's story has three models of one family and one with experts, on H100s in nodes of eight, and the same batch
+throughout. A chapter opens with the way that no longer works and closes with its own.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from book.cost.state import StateBytes
 from book.cost.step import Estimate, estimate
 from book.cost.transformer import Transformer
 
-MODELS_OF_THE_STORY = ("llama3.2-1b", "llama3-8b", "llama3-70b")
+MODELS_OF_THE_STORY = ("llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
 GPU, SEQUENCES = "h100", 512  # of NUM_TOKENS each: four million tokens a step
 NUM_TOKENS, LONG = 8192, 131072  # of a sequence; LONG in the chapter on long sequences
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -59,6 +59,8 @@ STORY = (
     Way(8, "128k tokens, ZeRO-3 on 16 GPUs", "llama3-8b", Layout(1, 16, 1, zero_stage=3), opens=True, num_tokens=LONG),
     Way(8, "128k tokens, each sequence over 16 GPUs", "llama3-8b", Layout(1, 1, 1, zero_stage=3, cp=16),
         num_tokens=LONG),
+    Way(9, "ZeRO-3 on 64 GPUs", "mixtral-8x7b", Layout(1, 64, 1, zero_stage=3), opens=True),
+    Way(9, "ZeRO-3 on 64 GPUs, experts over the 8 of a node", "mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8)),
     Way(10, "4 stages, 2 replicas, each sequence over 2, tensor parallel over 4", "llama3-70b",
         Layout(4, 2, 4, zero_stage=1, sequence_parallel=1, cp=2)),
 )

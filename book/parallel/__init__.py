@@ -12,6 +12,7 @@
     paced           PacedLinear: a layer that takes as long as it is told
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
     context         context parallelism: ring_attention and its rivals, ContextParallel
+    experts         expert parallelism: routing, dispatch and combine by all-to-all, MoE and ExpertParallel
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
     checked         argument checks, kept apart from the code that chapters show
 """

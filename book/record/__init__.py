@@ -13,6 +13,7 @@
     watcher         what a rank's program does with the blocks of given matrices, operation by operation
     known_blocks    which block of which matrix a tensor holds, recognized by its values
     scores          which of attention's scores a rank works on
+    tokens          which expert works on which token, and what comes back
     activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
     files           files of which every rank writes one, read with none missing

@@ -11,6 +11,7 @@
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
     attention_player(trace)                      attention over a cut sequence: keys and values that travel, scores
+    expert_player(trace)                         experts on several ranks: what tokens want, queues, what is dropped
     memory_player(trace)                         sharded state: what each rank holds of each unit, what is gathered
     memory_bars()                                the same by formula: model, ranks, stage and precision to choose
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
@@ -21,6 +22,7 @@
     plan_explorer()                              the planner's answer for what the reader chooses, computed in the page
     bucket_explorer(gradient_bytes)              a backward pass and its buckets, simulated in the page
     sharding_explorer()                          a step with sharded state, its time and memory, simulated in the page
+    load_explorer()                              experts of unequal popularity: who waits, what is dropped
     ledger(chapter)                              the story so far: held, sent and waited for, and a line of one's own
     Calls(timelines)                             a job's last exchanges: phases of each rank, waiting, exchanges
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
@@ -38,12 +40,13 @@ writes it, with its scripts and styles, as one file, which any browser shows wit
 Beside the mesh explorer they are of three families:
 
     holdings        who holds what, stop by stop: the player, the ring and the race by hand (chunks.js); shards,
-                    attention, memory
+                    attention, experts, memory
     lanes           blocks over time (lanes.js): timeline, steps, calls, pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
-What memory, shards, attention, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what explorers
-answer is drawn beside the dials of `explorer` (explorer.js). The data of a page are JSON, which its script only reads.
+What memory, shards, attention, experts, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what
+explorers answer is drawn beside the dials of `explorer` (explorer.js). The data of a page are JSON, which its script
+only reads.
 
 A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
 is in `*_run`, long texts are in `*_words`. Its script lies next to it.
@@ -51,6 +54,7 @@ is in `*_run`, long texts are in `*_words`. Its script lies next to it.
 from __future__ import annotations
 
 from book.widgets.attention import attention_player
+from book.widgets.experts import expert_player
 from book.widgets.game import pipeline_game
 from book.widgets.layouts import layout_chart
 from book.widgets.ledger import ledger
@@ -61,12 +65,12 @@ from book.widgets.pipeline import pipeline_player, pipeline_race
 from book.widgets.plan_explorer import plan_explorer
 from book.widgets.player import panel, play, race
 from book.widgets.shards import sharded_product
-from book.widgets.step_explorers import bucket_explorer, pipeline_explorer, sharding_explorer
+from book.widgets.step_explorers import bucket_explorer, load_explorer, pipeline_explorer, sharding_explorer
 from book.widgets.steps import step_timeline
 from book.widgets.timeline import bucket_timeline
 from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
-__all__ = ["attention_player", "axes_explorer", "bucket_explorer", "bucket_timeline", "layout_chart", "ledger",
-           "memory_bars", "memory_player", "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game",
-           "pipeline_player", "pipeline_race", "plan_explorer", "play", "race", "race_explorer", "server_explorer",
-           "sharded_product", "sharding_explorer", "step_timeline"]
+__all__ = ["attention_player", "axes_explorer", "bucket_explorer", "bucket_timeline", "expert_player", "layout_chart",
+           "ledger", "load_explorer", "memory_bars", "memory_player", "mesh_explorer", "panel", "pipeline_explorer",
+           "pipeline_game", "pipeline_player", "pipeline_race", "plan_explorer", "play", "race", "race_explorer",
+           "server_explorer", "sharded_product", "sharding_explorer", "step_timeline"]

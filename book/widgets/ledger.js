@@ -30,9 +30,9 @@ function answer(chosen, data) {
     return entry(sizes, machine, layout, step_tokens / tokens, each, large);
   };
   const lines = data.ways.map(way => ({ ...way, ...line(way) }));
-  const { model, gpus, tp, pp, zero, micro, again, cp = 1, tokens = data.tokens } = chosen;
+  const { model, gpus, tp, pp, zero, micro, again, cp = 1, ep = 1, tokens = data.tokens } = chosen;
   const dp = gpus / (tp * pp * cp);
-  const layout = { ...data.plain, pp, dp, tp, cp, zero_stage: zero, micro_batch_size: micro };
+  const layout = { ...data.plain, pp, dp, tp, cp, ep, zero_stage: zero, micro_batch_size: micro };
   Object.assign(layout, { sequence_parallel: +(tp > 1), recompute: data.again[again] });
   const long = tokens > data.tokens ? [`${tokens / 1024}k tokens`] : [];
   const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...long, ...said(layout)].join(", ");
@@ -40,16 +40,16 @@ function answer(chosen, data) {
   return { lines, own: { ...own, ...line(own) } };
 }
 
-function said({ pp, dp, cp, tp, zero_stage, recompute }) {
-  const sizes = [["pp", pp], ["dp", dp], ["cp", cp], ["tp", tp]].filter(([, n]) => n > 1);
+function said({ pp, dp, cp, tp, ep, zero_stage, recompute }) {
+  const sizes = Object.entries({ pp, dp, cp, tp, ep }).filter(([, n]) => n > 1);
   const parts = sizes.map(([axis, n]) => `${axis} ${n}`);
   if (zero_stage) parts.push(`ZeRO-${zero_stage}`);
   if (recompute) parts.push(recompute === "half" ? "half recomputed" : "recomputed");
   return parts;
 }
 
-/** GPUs hold whole groups, a step has sequences for each replica, and ZeRO needs several. */
-function refined({ step_tokens, tokens }, at, dials) {
+/** GPUs hold whole groups, a step has sequences for each replica, ZeRO needs several, and experts are on a stage. */
+function refined({ step_tokens, tokens, models }, at, dials) {
   const of = key => dials.findIndex(dial => dial.key === key);
   const value = (key, without) => (of(key) < 0 ? without : dials[of(key)].values[at[of(key)]]);
   const replicas = () => value("gpus") / value("tp") / value("pp") / value("cp", 1);
@@ -57,6 +57,8 @@ function refined({ step_tokens, tokens }, at, dials) {
   if (replicas() === 1 && value("cp", 1) === 1) at[of("zero")] = 0;
   const sequences = step_tokens / value("tokens", tokens);
   while (replicas() * value("micro") > sequences) at[of(at[of("micro")] ? "micro" : "gpus")]--;
+  const { num_experts } = models[value("model")];
+  while (value("ep", 1) > Math.min(num_experts, value("gpus") / value("pp"))) at[of("ep")]--;
 }
 
 // # picture

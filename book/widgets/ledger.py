@@ -16,7 +16,7 @@ from book.words import in_bytes
 if TYPE_CHECKING:
     from book.widgets.live import Live
 
-NAMES = {"llama3.2-1b": "1B", "llama3-8b": "8B", "llama3-70b": "70B"}
+NAMES = {"llama3.2-1b": "1B", "llama3-8b": "8B", "llama3-70b": "70B", "mixtral-8x7b": "8x7B"}
 GPUS = tuple(2**power for power in range(11))
 SIZES = (1, 2, 4, 8, 16)
 AGAIN = ("nothing", "half", "all")  # what is recomputed, in the order of RECOMPUTE without "selective"
@@ -43,19 +43,23 @@ class Ledger(Explorer):
         cut = (Dial("tokens", "tokens of a sequence", (NUM_TOKENS, 2 * NUM_TOKENS, 4 * NUM_TOKENS, LONG // 2, LONG),
                     last.num_tokens),
                Dial("cp", "context parallel", SIZES, last.layout.cp))
-        cuts = any(way.layout.cp > 1 for way in self.ways)  # before that chapter nobody knows what these are
+        experts = Dial("ep", "expert parallel", SIZES[:4], last.layout.ep)
+        # before its chapter nobody knows what a dial is
+        cuts, spreads = (any(getattr(way.layout, axis) > 1 for way in self.ways) for axis in ("cp", "ep"))
+        self.models = [name for name in MODELS_OF_THE_STORY if spreads or not model_named(name).experts]
         super().__init__("The ledger", (
-            Dial("model", "model", tuple(NAMES.values()), NAMES[last.model], "word"),
+            Dial("model", "model", tuple(NAMES[name] for name in self.models), NAMES[last.model], "word"),
             Dial("gpus", "GPUs", GPUS, last.layout.num_gpus),
             Dial("tp", "tensor parallel", SIZES[:4], last.layout.tp), Dial("pp", "stages", SIZES, last.layout.pp),
             Dial("zero", "ZeRO stage", tuple(range(4)), last.layout.zero_stage), *(cut if cuts else ()),
+            *((experts,) if spreads else ()),
             Dial("micro", "micro-batch", SIZES[:4], last.layout.micro_batch_size),
             Dial("again", "recomputed", AGAIN, AGAIN[0], "word")))
 
     def data(self, live: bool) -> dict[str, Any]:
         """The dials; models, the machine and the lines in numbers."""
         models = {NAMES[name]: asdict(model_named(name).sizes) | {"num_kv_heads": model_named(name).kv_heads}
-                  for name in MODELS_OF_THE_STORY}
+                  for name in self.models}
         ways = [{"chapter": way.chapter, "name": way.name, "model": NAMES[way.model], "opens": way.opens,
                  "layout": asdict(way.layout), "tokens": way.num_tokens} for way in self.ways]
         return {**super().data(live), "chapter": self.chapter, "ways": ways, "models": models, "large": LARGE_SHARE,

@@ -18,9 +18,9 @@ DATA_VERSION = 2  # scene.js draws data of this version and no other
 WIDGETS = {  # by the name in their HTML, the script that draws each
     **{name: name for name in ("player", "timeline", "pipeline", "game", "shards", "mesh", "layouts", "memory",
                                "memory_bars", "ring", "by_hand", "plan_explorer", "ledger", "steps", "calls",
-                               "attention")},
+                               "attention", "experts")},
     **dict.fromkeys(("race_explorer", "server_explorer", "axes_explorer"), "traffic_explorers"),
-    **dict.fromkeys(("pipeline_explorer", "bucket_explorer", "sharding_explorer"), "step_explorers"),
+    **dict.fromkeys(("pipeline_explorer", "bucket_explorer", "sharding_explorer", "load_explorer"), "step_explorers"),
 }
 ASSETS = Path(__file__).parent
 TWIN = ASSETS.parent / "twin"  # scripts that simulate on the page

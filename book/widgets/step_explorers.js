@@ -1,5 +1,5 @@
 /* Explorers of a training step: the timeline, bubble and memory of a pipeline; buckets behind a backward; sharded
-   state. step_explorers.py says what the data mean. */
+   state; the load of experts. step_explorers.py says what the data mean. */
 import { make, range, sum, num, bytes, short } from "./scene.js";
 import { explorer, chart, dot, bars, timeline, lasting, drawBoth, trim, percent } from "./explorer.js";
 import { Link, pipeline_bubble, ring_all_reduce_s } from "../twin/links.js";
@@ -305,4 +305,53 @@ function tellSharded({ all, now }, { ranks, prefetch, stage }) {
 explorer("sharding_explorer", {
   ...{ answer: sharded, draw: drawSharded, tell: tellSharded },
   told: ({ now }) => ({ length: now.step, kept: now.kept, extra: now.extra }),
+});
+
+// # the load of experts
+/** What each expert gets, in equal shares: as expert_loads of step_explorers.py has it. */
+function expertLoads(num_experts, top_k, skew) {
+  const weights = range(num_experts, j => skew ** (-j / (num_experts - 1)));
+  const first = weights.map(weight => weight / sum(weights));
+  if (top_k === 1) return first.map(share => num_experts * share);
+  const odds = sum(first, share => share / (1 - share));
+  return first.map(share => (num_experts / 2) * share * (1 + odds - share / (1 - share)));
+}
+
+function loaded({ experts, top_k, skew, factor }) {
+  const loads = expertLoads(experts, top_k, skew);
+  const places = factor === "as needed" ? Infinity : +factor;
+  const all = loads.map(load => ({ kept: min(load, places), lost: max(load - places, 0) }));
+  return { all, busiest: max(...all.map(({ kept }) => kept)), dropped: sum(all, ({ lost }) => lost) / experts };
+}
+
+function drawLoads(field, W, { all, busiest }) {
+  const row = ({ kept, lost }, j) => {
+    const parts = [[kept, HUE.compute], [lost, HUE.rest]];
+    return { label: `expert ${j}`, parts, text: (kept + lost).toFixed(2), best: kept === busiest && !j };
+  };
+  bars(field, W, all.map(row), 76);
+  const legend = make("div.lk-keys lk-small", field);
+  for (const [words, hue] of [["works on", HUE.compute], ["dropped", HUE.rest]]) {
+    const one = make("span", legend);
+    make("i", one, { style: `background:${hue}` });
+    one.append(words);
+  }
+  make("span", legend, {}, "in equal shares");
+}
+
+function tellLoads({ all, busiest, dropped }, { experts, factor }) {
+  const wanted = all[0].kept + all[0].lost;
+  const work = sum(all, ({ kept }) => kept) / experts;
+  const idle = percent(1 - work / busiest);
+  const lost = factor === "as needed" ? "Nothing is dropped" : `${percent(dropped)} of all choices are dropped`;
+  return [
+    ["", `The most popular of ${experts} experts is wanted ${wanted.toFixed(2)} times as often as in an equal share: `],
+    [`the layer takes ${busiest.toFixed(2)} times as long`, ` as an even one, and a GPU idles ${idle} of it. ${lost}.`],
+  ];
+}
+
+explorer("load_explorer", {
+  ...{ answer: loaded, draw: drawLoads, tell: tellLoads },
+  told: ({ busiest, dropped }) => ({ busiest, dropped }),
+  source: "computed in this page",
 });

@@ -1,4 +1,4 @@
-"""L3: explorers of a training step: a pipeline, buckets behind a backward, sharded state; simulated in the page."""
+"""L3: explorers of a training step: a pipeline, buckets behind a backward, sharded state, the load of experts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -185,3 +185,58 @@ class ShardingExplorer(Explorer):
             rows.append((str(stage), in_seconds(step_s), in_bytes(kept), in_bytes(extra)))
         head = ("ZeRO stage", "a step", "kept by each rank", "more for a while")
         return heading(self.title, "simulated") + table(rows, head)
+
+
+# the load of experts
+FACTORS = ("as needed", "1", "1.25", "1.5", "2")
+
+
+def load_explorer(num_experts: int = 8, skew: float = 3, *,
+                  title: str = "How long does the busiest expert work?") -> LoadExplorer | Live:
+    """What experts get if some are more popular, how long the busiest works, and what is dropped; the reader chooses.
+
+    The arguments are what it opens with: `skew` says how many times as often the most popular expert is a first choice
+    as the least popular one. Raises ValueError for values that are not on the dials.
+    """
+    return show(LoadExplorer(num_experts, skew, title))
+
+
+def expert_loads(num_experts: int, top_k: int, skew: float) -> list[float]:
+    """What each expert gets, in equal shares, the most popular one first: for 1 or 2 choices of each token.
+
+    First choices fall by the same factor from each expert to the next; a second one falls on the others in the same
+    proportions.
+    """
+    weights = [skew ** (-expert / (num_experts - 1)) for expert in range(num_experts)]
+    first = [weight / sum(weights) for weight in weights]
+    if top_k == 1:
+        return [num_experts * share for share in first]
+    odds = sum(share / (1 - share) for share in first)
+    return [num_experts / 2 * share * (1 + odds - share / (1 - share)) for share in first]
+
+
+class LoadExplorer(Explorer):
+    """What the explorer starts from; raises ValueError for what a reader can't choose."""
+
+    widget = "load_explorer"
+
+    def __init__(self, num_experts: int, skew: float, title: str):
+        super().__init__(title, (
+            Dial("skew", "most over least popular", (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50), skew, "times"),
+            Dial("experts", "experts", (4, 8, 16), num_experts), Dial("top_k", "choices of a token", (1, 2), 2),
+            Dial("factor", "places", FACTORS, FACTORS[0], "word")))
+        self.num_experts, self.skew = num_experts, skew
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title} {counted(self.num_experts, 'expert')}, the most popular {self.skew:g} times the least"
+
+    def words(self) -> str:
+        """The busiest expert and what is dropped, by the number of places."""
+        loads = expert_loads(self.num_experts, 2, self.skew)
+        rows = []
+        for factor in FACTORS:
+            places = max(loads) if factor == FACTORS[0] else float(factor)
+            dropped = sum(max(load - places, 0) for load in loads) / len(loads)
+            rows.append((factor, f"{min(max(loads), places):.2f}", percent(dropped)))
+        return heading(self.title, "by formula") + table(rows, ("places", "busiest, in equal shares", "dropped"))
