@@ -332,14 +332,14 @@ def drop_icon_script(app: Sphinx, error: Exception | None) -> None:
 
 
 def drop_spare_files(app: Sphinx, error: Exception | None) -> None:
-    """Delete what no page loads: source maps, 3.5 MB, translations of the theme, companies' icons, and older fonts.
+    """Delete what no page loads: source maps, 3.5 MB, translations of the theme, and the icons' older form of font.
 
-    The style sheet names those second, for browsers without WOFF2, which all have had since 2018.
+    The style sheet names that one second, for browsers without WOFF2, which all have had since 2018.
     """
     static = Path(app.outdir, "_static")
     shutil.rmtree(static / "locales", ignore_errors=True)
     fonts = [path for path in static.rglob("*.ttf") if path.with_suffix(".woff2").exists()]
-    for path in {*static.rglob("*.map"), *static.rglob("fa-brands-*"), *fonts}:
+    for path in [*static.rglob("*.map"), *fonts]:
         path.unlink()
 
 

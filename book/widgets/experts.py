@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from book.trace import CHOSEN, EXPERT, RETURNED, WORKED, Event, Trace
+from book.trace import CHOSEN, EXPERT, RETURNED, WORKED, Trace
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import origin
@@ -92,7 +92,7 @@ class Visit:
 
 def read_visit(trace: Trace) -> Visit:
     """The run of a trace; raises ValueError for one that can't be shown."""
-    def noted(op: str) -> list[Event]:
+    def noted(op: str) -> list[Any]:
         return [event for rank in range(trace.world_size) for event in trace.of_rank(rank) if event.op == op]
 
     experts, chosen, returned = noted(EXPERT), noted(CHOSEN), noted(RETURNED)
