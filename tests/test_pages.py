@@ -239,7 +239,7 @@ INSTRUCTORS, STUDENTS = ((ROOT / "chapters" / name).read_text("utf-8")
 DOCUMENTS = {"instructors": INSTRUCTORS, "students": STUDENTS,
              **{name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}}
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 10: "Ten", 11: "Eleven", 12: "Twelve", 13: "Thirteen",
-           14: "Fourteen"}
+           14: "Fourteen", 15: "Fifteen"}
 
 
 def table(text: str, first: str) -> list[list[str]]:
