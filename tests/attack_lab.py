@@ -199,6 +199,7 @@ class Course:
     folder: Path
     lab: NotebookNode
     as_nobody: bool = False
+    explains: bool = False  # run what failed once more for the student's page
 
     def __post_init__(self) -> None:
         for name in ("submissions", "results"):
@@ -214,7 +215,8 @@ class Course:
     def command(self, *options: str) -> list[str]:
         """The command that grades, as this user or as nobody."""
         grade = [sys.executable, "-m", "book.grading", "grade", str(self.folder / "lab.ipynb"),
-                 str(self.folder / "submissions"), "-o", str(self.folder / "results"), *options]
+                 str(self.folder / "submissions"), "-o", str(self.folder / "results"),
+                 *([] if self.explains else ["--no-feedback"]), *options]
         if not self.as_nobody:
             return grade
         for path in [self.folder, *self.folder.rglob("*")]:
@@ -253,7 +255,7 @@ class Course:
 
     def record(self, name: str) -> dict[str, Any]:
         """A student's record."""
-        return json.loads((self.folder / "results" / "students" / f"{name}.json").read_text())
+        return json.loads((self.folder / "results" / "private" / f"{name}.json").read_text())
 
     def left_behind(self) -> tuple[list[Path], list[str]]:
         """Temporary folders and processes that the run left behind."""

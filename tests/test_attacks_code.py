@@ -128,7 +128,7 @@ def test_equal_chunks_fail_with_every_seed() -> None:
 
 def students(course: Course) -> set[str]:
     """The files of a run's students."""
-    return {path.name for path in (course.folder / "results" / "students").iterdir()}
+    return {path.name for folder in ("students", "private") for path in (course.folder / "results" / folder).iterdir()}
 
 
 class Forging:
@@ -159,7 +159,7 @@ class Forging:
         assert len(names) == 1 + len(self.tried)
         assert students(forged.course) == {f"{name}.{kind}" for name in names for kind in KINDS}
         assert {path.name for path in (forged.course.folder / "results").iterdir()} == {
-            "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
+            "run.json", "references.json", "grades.csv", "grades.json", "index.html", "private", "students"}
 
     def test_nothing_connected_to_servers_outside(self, forged: Graded) -> None:
         assert not forged.visitors

@@ -180,13 +180,13 @@ def test_honest_submissions_keep_all_points(graded: Graded) -> None:
 
 def test_names_are_inert_in_the_reports(graded: Graded) -> None:
     results = graded.course.folder / "results"
-    table, page = (results / "grades.csv").read_text("utf-8"), (results / "index.html").read_text("utf-8")
+    table, page = (results / "grades.csv").read_text("utf-8-sig"), (results / "index.html").read_text("utf-8")
     assert not [line for line in table.splitlines() if line.lstrip('"')[:1] in tuple("=+-@\t|%")]
     assert "<script" not in page and "&lt;script&gt;" in page
     for text in (table, page, graded.printed):
         assert not [c for c in text if (ord(c) < 32 and c not in "\r\n") or c in "\u202e\udce9"]
     for name in graded.names:
-        assert (results / "students" / f"{slug(name)}.json").exists() and Path(slug(name)).name == slug(name)
+        assert (results / "private" / f"{slug(name)}.json").exists() and Path(slug(name)).name == slug(name)
     listed = [record["student"] for record in json.loads((results / "grades.json").read_text())["submissions"]]
     handed_in = 2 + sum(map(len, (graded.points, graded.errors, graded.names, graded.strange)))
     assert len(listed) == len(set(listed)) == handed_in
@@ -206,7 +206,7 @@ def test_a_killed_run_is_resumed(user: str, tmp_path: Path) -> None:
     for name in ("ann", "bob"):
         course.hand_in(name, answered(course.lab))
     results = course.folder / "results"
-    first = results / "students" / "ann.json"
+    first = results / "private" / "ann.json"
     with subprocess.Popen(course.command("-j", "1"), cwd="/", env=course.environment(), stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL) as run:
         wait_for(lambda: first.exists() or run.poll() is not None)

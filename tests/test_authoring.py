@@ -202,6 +202,13 @@ def test_an_expected_error_is_tagged() -> None:
     assert messages(ran("raise ValueError('no')", error, tags=["raises-exception"])) == ""
 
 
+def test_a_stream_is_joined_across_what_is_shown_between_its_pieces() -> None:
+    """As nbval joins it before it compares: where the pieces are cut differs between runs."""
+    shown = new_output("display_data", data={"text/plain": "chart"})
+    cell = normal(new_notebook(cells=[ran("f()", stream("a\n"), shown, stream("b\n"))])).cells[0]
+    assert [output.get("text", output.output_type) for output in cell.outputs] == ["a\nb\n", "display_data"]
+
+
 def test_a_cell_that_never_ran_is_a_problem() -> None:
     assert "never ran" in messages(new_code_cell("print(1)"))
     assert messages(new_code_cell("")) == ""
@@ -211,6 +218,7 @@ def test_ignored_cells_are_few_and_measured_and_not_players() -> None:
     timed = ran("clock()", stream("3 ms, measured on 2 cores"), tags=["nbval-ignore-output"])
     plain = [ran("1"), ran("2"), ran("3")]
     assert messages(timed, *plain) == ""
+    assert "1 of 3 code cells are not compared" in messages(timed, *plain[:1]), "a third is too many"
     assert "2 of 4 code cells are not compared" in messages(timed, ran("# NBVAL_IGNORE_OUTPUT\n1"), ran("2"))
     assert "measured on" in messages(ran("clock()", stream("3 ms"), tags=["nbval-ignore-output"]), *plain)
     beside = new_markdown_cell("The times below were measured on 2 cores.")

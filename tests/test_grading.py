@@ -23,7 +23,7 @@ from book.grading.lab import SIMULATED, LabError, code_cells, job, marks, needed
 from book.grading.lab_schema import KEY
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
-from book.grading.report import grades_csv, stale_pages, write_reports
+from book.grading.report import Reports, grades_csv, stale_pages
 from book.grading.submission import SubmissionError, read_submission
 from tests.attack_lab import answered, attack_lab
 
@@ -214,9 +214,11 @@ def test_no_file_is_skipped_silently(tmp_path):
 def test_pages_of_an_earlier_run_are_reported(tmp_path):
     record = {"student": "ada", "slug": "ada", "error": None, "notes": [], "exercises": {}, "points": 0,
               "max_points": 0}
-    (tmp_path / "students").mkdir()
-    for gone in (["ada", "grace"], ["ada"]):
-        write_reports([record | {"student": name, "slug": name} for name in gone], "lab", tmp_path)
+    for there in (["ada", "grace"], ["ada"]):
+        reports = Reports("lab", tmp_path)
+        for name in there:
+            reports.add(record | {"student": name, "slug": name})
+        reports.close()
     assert stale_pages([record], tmp_path) == ["grace.html"]
 
 
@@ -292,6 +294,15 @@ def test_the_learners_own_cells_stay_theirs_where_answers_keep_their_metadata(tm
     copy.cells[place:place + 2] = [new_code_cell("WAYS = 2"), new_code_cell(whole)]
     nbformat.write(copy, tmp_path / "split.ipynb")
     assert read_submission(tmp_path / "split.ipynb", attack_lab()).answers["sent"] == ["WAYS = 2", whole]
+
+
+def test_an_answer_that_sets_the_seed_is_told_why_its_checks_fail(tmp_path):
+    lab = attack_lab()
+    (name, *_) = [marks(cell)["id"] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"]
+    for source, noted in (("SEED = 7\nx = 1", True), ("x = SEED == 7", False), ("    SEED=7", False), ("SEED=7", True)):
+        nbformat.write(answered(lab, **{name: source}), tmp_path / "ada.ipynb")
+        told = f"the answer {name} sets SEED: its checks then print other numbers, and fail"
+        assert (told in read_submission(tmp_path / "ada.ipynb", lab).notes) == noted, source
 
 
 def test_too_many_cells_are_refused_and_notes_are_kept_short(tmp_path):
@@ -405,7 +416,7 @@ def test_a_students_name_is_never_a_formula(first):
     record = {"student": f"{first}1+1", "error": None, "notes": [], "points": 0, "max_points": 3,
               "exercises": {"1": {"points": 0}}}
     _, row = csv.reader(io.StringIO(grades_csv([record])))
-    assert row == [f"'{first}1+1", "0", "0", "3", "", ""]
+    assert row == [f"'{first}1+1", "", "", "", "0", "", "0", "3", "", ""]
 
 
 VALUES = [None, True, -1, 0, 3, 10**9, 10**30, 1e308, -5.5, float("nan"), "", "x", "1", [], [1], [None], ["a"], [[1]],

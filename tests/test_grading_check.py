@@ -15,8 +15,8 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from book.grading import mutate
 from book.grading.__main__ import main
-from book.grading.check import _first_failure
 from book.grading.grade import Grader, _killed, grade
+from book.grading.handed_in import find
 from book.grading.lab import LabError, marks, points
 from book.grading.lab_schema import KEY
 from book.grading.lint import faults
@@ -110,9 +110,10 @@ def test_grading_is_retried_after_a_grader_error(tmp_path, monkeypatch):
     (tmp_path / "submissions").mkdir()
     nbformat.write(exercise_2_alone(), tmp_path / "lab.ipynb")
     nbformat.write(answered(exercise_2_alone()), tmp_path / "submissions" / "ada.ipynb")
-    (record,) = grade(tmp_path / "lab.ipynb", tmp_path / "submissions", tmp_path / "out", sandboxed=False)
+    entries = find(tmp_path / "submissions", "lab.ipynb")
+    (record,) = grade(tmp_path / "lab.ipynb", entries, tmp_path / "out", sandboxed=False)
     assert record["points"] == 1 and record["error"] is None and "fault" not in record
-    assert json.loads((tmp_path / "out" / "students" / "ada.json").read_text()) == record
+    assert json.loads((tmp_path / "out" / "private" / "ada.json").read_text()) == record
 
 
 @pytest.mark.slow
@@ -196,7 +197,7 @@ HANGS = ("import contextlib\nimport torch.distributed as dist\nfrom book.launch 
      "check-1: HangError: the ranks wait for one another", 9),
     ("def f(n):\n    return f(n - 1) if n else 1 / 0\n" * 9 + "f(9)", "", 3)])
 def test_a_student_sees_all_of_a_message_and_the_end_of_a_traceback(source, first, num_lines):
-    told = _first_failure(ended(source))
+    told = ended(source).first_failure()
     assert told.startswith(first) and told.count("\n") == num_lines - 1
     assert ("cause: ranks 0-5 wait in barrier()" in told) == bool(first)
 

@@ -16,6 +16,7 @@ import pytest
 from book.checks.verdict import CheckFailed
 from book.grading import sandbox
 from book.grading.grade import grade
+from book.grading.handed_in import find
 from book.grading.lab import code_cells, marks, needed, points, read_lab, with_seed
 from book.grading.lint import SEEDS
 from book.grading.release import in_variant, released
@@ -50,7 +51,7 @@ class LabGraded:
         handed_in.mkdir()
         nbformat.write(solutions(lab), handed_in / "solutions.ipynb")
         nbformat.write(released(lab), handed_in / "untouched.ipynb")
-        mine, untouched = grade(tmp_path / self.path.name, handed_in, tmp_path / "out")
+        mine, untouched = grade(tmp_path / self.path.name, find(handed_in, self.path.name), tmp_path / "out")
         told = {number: (e["status"], e.get("log", "")[:1500]) for number, e in mine["exercises"].items()}
         assert {int(n): e["points"] for n, e in mine["exercises"].items()} == points(lab), told
         assert set(points(lab)) == solved

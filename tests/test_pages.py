@@ -320,8 +320,8 @@ def test_files_of_the_results_are_those_of_the_grader() -> None:
     sources = "".join(path.read_text("utf-8") for path in (ROOT / "book" / "grading").glob("*.py"))
     listed = re.findall(r"^((?:`[\w./]+`(?:, )?)+)\n: ", INSTRUCTORS, re.M)
     assert len(listed) >= 6
-    for name in re.findall(r"`(?:students/NAME\.)?([\w.]+)`", " ".join(listed)):
-        assert name.removesuffix(".json") in sources, name
+    for name in re.findall(r"`(?:(?:students|private)/NAME\.)?([\w.]+)`", " ".join(listed)):
+        assert name.removesuffix(".json").removesuffix(".csv") in sources, name
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 
 from book.columns import Columns
 from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Experts, Latent, Layout, Overheads,
-                       Transformer, activation_bytes, bytes_by_axis, cluster_of, estimate, flows, hybrid_sent_bytes,
-                       model_named, plan, sharded_sent_bytes, state_bytes)
+                       Transformer, activation_bytes, bytes_by_axis, cluster_of, context_parallel_sent_bytes, estimate,
+                       flows, hybrid_sent_bytes, model_named, plan, sharded_sent_bytes, state_bytes)
 from book.cost import published
 from book.cost.__main__ import main
 from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, torchtitan_config
@@ -30,7 +30,7 @@ from book.cost.models import SOURCES
 from book.cost.published import A100, FITTED, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted
 from book.cost.search import explain, search, usable_bytes
 from book.cost.step import PARTS, estimates
-from book.cost.traffic import replicated_sent_bytes
+from book.cost.traffic import pipeline_sends, replicated_sent_bytes
 from book.launch import launch
 from book.mesh import Mesh
 from book.parallel import GPTConfig
@@ -155,6 +155,20 @@ def test_activations_in_flight_are_those_of_the_schedule(pp, num_micro_batches, 
     ends = min(pp, num_micro_batches) * n + (pp == 1) * (4 * n + 4 * model.num_tokens * model.vocab_size)
     kept = most_in_flight(schedule, 0) * layers * activation_bytes(shape, recompute="selective")
     assert found.activation_bytes == pytest.approx(kept + ends)
+
+
+@pytest.mark.parametrize("pp, stages_per_rank", [(1, 1), (2, 1), (2, 3), (3, 1), (3, 2), (4, 1), (4, 3)])
+def test_messages_of_a_pipeline_are_those_that_its_schedule_needs(pp, stages_per_rank):
+    """Each forward but the last stage's is sent to the next stage, each backward but the first's to the one before."""
+    schedule = (interleaved(pp * stages_per_rank, pp, stages_per_rank) if stages_per_rank > 1 else one_f_one_b(pp, pp))
+    sent = np.zeros(pp)
+    for action in schedule.actions:
+        end = pp * stages_per_rank - 1 if action.kind == "F" else 0
+        sent[action.rank] += action.stage != end and pp > 1
+    assert pipeline_sends(pp, stages_per_rank) == pytest.approx((sent.max() / pp, sent.mean() / pp))
+    model, shape = replace(MODEL, num_layers=12), MODEL.layer(1)
+    found = estimate(model, replace(A100, num_gpus=2 * pp), Layout(pp, 1, 2, stages_per_rank=stages_per_rank), pp)
+    assert found.pp_bytes == pytest.approx(sent.max() * 2 * shape.num_activations / 2)  # each rank of tp sends a half
 
 
 @pytest.mark.parametrize("pp, num_micro_batches, stages_per_rank", [(4, 8, 1), (4, 8, 2), (2, 6, 4)])
@@ -622,7 +636,19 @@ def test_context_parallelism_cuts_activations_and_sends_keys_and_values():
     assert cut.activation_bytes == pytest.approx(whole.activation_bytes / 4, rel=0.02)
     assert cut.state_bytes == pytest.approx(whole.state_bytes)  # eight GPUs share it out in both
     keys = 2 * 2 * 8 * 128 * model.num_tokens / 4
-    assert cut.cp_bytes == pytest.approx(4 * 32 * 3 * 3 * keys) and whole.cp_bytes == 0
+    forward, backward = context_parallel_sent_bytes("ring", 4, 0, keys / 2)
+    assert cut.cp_bytes == pytest.approx(4 * 32 * (forward + backward)) and whole.cp_bytes == 0
+    again = estimate(model, cluster, Layout(1, 2, 1, zero_stage=3, cp=4, recompute="full"), 8)
+    assert again.cp_bytes == pytest.approx(4 * 32 * (2 * forward + backward))
+
+
+def test_a_hop_of_a_ring_of_keys_goes_over_one_card():
+    """Of eight neighbours on a node one sends to the next node: the others' cards are no help."""
+    model, cluster = replace(MODELS["llama3-8b"], num_tokens=16384), cluster_of("h100", 16)
+    cluster = replace(cluster, flops_per_s=1e30)  # nothing hides
+    found = estimate(model, cluster, Layout(1, 1, 1, cp=16, zero_stage=3), 1)
+    reached = cluster.across_bytes_per_s * cluster.overheads.across_share
+    assert found.cp_s == pytest.approx(found.cp_bytes / reached)
 
 
 def test_experts_are_spread_and_their_tokens_sent():

@@ -232,7 +232,7 @@ def test_the_search_goes_where_people_went():
     """Llama 3's 405 billion in a pipeline of 126 layers and two places: near the 41 % and 6.7 s that were published."""
     found = plan("llama3-405b", 16384, "H100", batch=2048, software="megatron")
     assert found.layout.pp > 1 and 0.85 < found.cost.step_s / 6.72 < 1.15
-    assert 0.4 < plan("llama3-405b", 1024, "H100").cost.mfu < 0.55  # 62 of its layers: 54 % on 128 (dgxc)
+    assert 0.4 < plan("llama3-405b", 1024, "H100").cost.mfu < 1.15 * 0.54  # 62 of its layers on 128 (dgxc)
 
 
 def test_sharded_data_parallelism_scales_as_it_was_measured():

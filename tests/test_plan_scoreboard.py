@@ -10,9 +10,9 @@ from book.cost.calibration import START, Rows, calibrated, smallest, start
 from book.cost.machines import CONSTANTS, EACH, cluster_of
 from book.cost.measured import FOUNDRY, data_sets, foundry_row
 from book.cost.published import MEGASCALE, REPLICATED, TURING
-from book.cost.reported import model_of
-from book.cost.scoreboard import (FAMILIES, OLD, bar, family, fitted, measured, memory_errors, regrets, score,
-                                  scoreboard)
+from book.cost.reported import IMPOSSIBLE, model_of
+from book.cost.scoreboard import (FAMILIES, OLD, bar, family, fitted, measured, memory_errors, ran_out, regrets,
+                                  score, scoreboard)
 from book.cost.step import estimates
 
 DATA = data_sets()
@@ -73,10 +73,18 @@ def test_each_layout_counts_once():
     assert sum(len(data.refused_rows) for data in DATA.values()) == 257
 
 
-@pytest.mark.parametrize("key, most", [("h100", 0.09), ("fsdp", 0.045), ("a100", 0.14), ("experts", 0.36)])
+@pytest.mark.parametrize("key, most", [("h100", 0.093), ("fsdp", 0.045), ("a100", 0.10), ("experts", 0.275)])
 def test_errors_are_no_larger_than_the_chapter_says(key, most):
     """Better than "40 % of the peak, always", on steps of models that no constant was fitted to."""
     assert SCORES[key].mean <= most and SCORES[key].mean < 0.8 * SCORES[key].null
+
+
+def test_a_step_that_is_shorter_than_its_messages_is_not_used():
+    """116.8 billion parameters in ZeRO-3, two gathers in each of four micro-batches: 4.3 s were reported."""
+    assert [*IMPOSSIBLE] == [("automodel", "gpt-oss-120b")] and len(DATA["automodel"].rows) == 2
+    assert ("messages longer than the step", 1) in DATA["automodel"].refused
+    sent = (4 * 2 + 4) * 2 * model_of("gpt-oss-120b", 4096).num_parameters * 63 / 64
+    assert sent / (8 * 50e9) > 4.3  # all eight cards of a node at their full bandwidth
 
 
 def test_bars_hold_what_they_say():
@@ -91,16 +99,18 @@ def test_bars_hold_what_they_say():
 def test_what_the_planner_can_not_do_is_scored_too():
     old = score(ALL.where([name in OLD for name in ALL.names]))
     nanotron = score(ALL.where([name == "nanotron" for name in ALL.names]))
-    assert old.mean > 0.3 and nanotron.mean > 0.4
+    assert old.mean > 0.25 and nanotron.mean > 0.4
+    num, share = ran_out()
+    assert num == 155 and share <= 0.05
     off = np.abs(memory_errors())
     assert len(off) == 928 and 0.05 < np.median(off) <= 0.10 and off.mean() < 0.15
 
 
 def test_regret_is_what_the_choice_costs():
     found = {name: list(regrets(DATA[name])) for name in ("nanotron", "vtrain-single", "aleph-alpha")}
-    assert np.median(found["nanotron"]) <= 0.06 and np.mean(found["nanotron"]) < 0.6
+    assert np.median(found["nanotron"]) <= 0.08 and np.mean(found["nanotron"]) < 0.6
     assert np.median(found["vtrain-single"]) == 0 and np.mean(found["vtrain-single"]) < 0.05
-    assert np.median(found["aleph-alpha"]) == 0
+    assert np.median(found["aleph-alpha"]) == 0 and np.mean(found["aleph-alpha"]) < 0.04
     best = replace(DATA["vtrain-multi"], rows=tuple(
         replace(row, step_s=float(s)) for row, s in zip(DATA["vtrain-multi"].rows, Rows(
             DATA["vtrain-multi"].rows).seconds())))

@@ -320,6 +320,25 @@ def test_a_receive_never_waited_for_is_unknown():
 
 
 @pytest.mark.slow
+def test_waiting_late_for_an_early_send_takes_no_rank_back_in_steps():
+    def late() -> None:
+        dist.init_process_group()
+        rank, buffer = dist.get_rank(), torch.zeros(1)
+        if rank:
+            for _ in range(3 if rank == 1 else 1):
+                dist.recv(buffer, 0)
+            return
+        early = dist.isend(buffer, 1)
+        dist.send(buffer, 1)
+        dist.send(buffer, 1)
+        early.wait()
+        dist.send(buffer, 2)
+
+    trace = launch(late, 3, record=True).trace
+    assert [(e.peer, e.step) for e in trace.of_rank(0) if e.kind == "send"] == [(1, 0), (1, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.slow
 def test_a_chunk_is_unknown_while_it_may_still_change():
     def early() -> None:
         buffer, chunks, rank, size = watched(2)

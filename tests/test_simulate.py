@@ -19,11 +19,13 @@ from book.launch import launch
 from book.mesh import Mesh, MeshError
 from book.parallel.tensor import all_reduce_then_identity, by_columns, by_rows, identity_then_all_reduce
 from book.parallel.tensor.products import mine
-from book.pipelines import gpipe, one_f_one_b
+from book.pipelines import gpipe, interleaved, one_f_one_b
 from book.replay import pipeline_order
 from book.schedule import OPS, Schedule, ScheduleError
 from book.shards import trace_mlp, trace_product
-from book.simulate import done_s, simulate, simulate_groups, simulate_hybrid, simulate_mlp, simulate_product
+from book.simulate import (
+    done_s, simulate, simulate_groups, simulate_hybrid, simulate_mlp, simulate_pipeline, simulate_product,
+)
 from book.simulate.at_scale import alike
 from book.simulate.messages import rounds, steps
 from book.trace import Trace, TraceError
@@ -176,6 +178,23 @@ def test_one_slow_link_can_be_given_alone():
     sends = {(e.rank, e.peer): e.end_s - e.start_s for e in one.of_kind("send")}
     assert sends[1, 2] == pytest.approx(slow_link.transfer_s(1e6))
     assert sends[0, 1] == pytest.approx(LINK.transfer_s(1e6))
+
+
+MADE_BY = {"output": "F", "gradient": "B"}
+
+
+def test_outputs_and_gradients_between_two_stages_do_not_wait_for_each_other():
+    """A link has two directions: messages cross, and in each direction one leaves when the one before is there."""
+    trace = simulate_pipeline(interleaved(4, 8, 2), 1.0, 1.0, link=Link(0.0, 1.0), num_bytes=1.5)
+    sends = trace.of_kind("send")
+    both = [(a, b) for a in sends for b in sends if (a.rank, b.rank) == (0, 1)]
+    assert any(a.start_s < b.end_s and b.start_s < a.end_s for a, b in both)
+    made_s = {(e.rank, e.op, e.stage, e.micro_batch): e.end_s for e in trace.of_kind("compute")}
+    for rank in (0, 1):
+        free_s = 0.0
+        for send in sorted((e for e in sends if e.rank == rank), key=lambda e: e.start_s):
+            assert send.start_s == max(made_s[rank, MADE_BY[send.op], send.stage, send.micro_batch], free_s)
+            free_s = send.end_s
 
 
 def test_a_fractional_link_is_not_rounded_next_to_an_integer_one():

@@ -10,9 +10,10 @@ class Overheads:
     """Time and memory beyond FLOPs and bytes. All are zero by default, which leaves the plain formulas.
 
     A product of depth k takes as long as one of k + `product_depth`; in fp8 k is over `linear_speedup` in layers, not
-    in attention and the head. Experts' products reach `grouped_share` of what others do, attention that keeps no scores
-    `attention_share` of the peak (0: the efficiency of products). A layer's forward takes `launch_s` at least, its
-    backward twice that. Of the bandwidth inside a node `inside_share` is reached,
+    in attention and the head. Attention that keeps no scores reaches `attention_share` of the peak (0: the efficiency
+    of products). A layer's forward takes `launch_s` at least, its backward twice that; with experts `expert_launch_s`
+    more, for the host can't launch their products before it knows how many tokens each got. Of the bandwidth inside a
+    node `inside_share` is reached,
     of that between nodes `across_share`. Between nodes an all-reduce of tp
     waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_node_s` for each
     further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Of
@@ -29,9 +30,9 @@ class Overheads:
 
     product_depth: float = 0.0
     attention_share: float = 0.0
-    grouped_share: float = 1.0
     linear_speedup: float = 1.0
     launch_s: float = 0.0
+    expert_launch_s: float = 0.0
     inside_share: float = 1.0
     across_share: float = 1.0
     hop_s: float = 0.0
@@ -52,9 +53,8 @@ class Overheads:
             value = getattr(self, field.name)
             if not value >= 0 or (field.name.endswith("_share") and value > 1):
                 raise ValueError(f"{field.name} can't be {value}: it is at least 0, and a share at most 1")
-        if not min(self.across_share, self.inside_share, self.grouped_share, self.linear_speedup, self.slowdown,
-                   self.kept_factor) > 0:
-            raise ValueError("shares of bandwidths and of experts, linear_speedup, slowdown, kept_factor are above 0")
+        if not min(self.across_share, self.inside_share, self.linear_speedup, self.slowdown, self.kept_factor) > 0:
+            raise ValueError("shares of bandwidths, linear_speedup, slowdown and kept_factor are above 0")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
@@ -14,6 +15,7 @@ from book.cost.machines import EACH, SOFTWARE, cluster_of
 from book.cost.models import model_named
 from book.cost.state import StateBytes
 from book.cost.step import Estimate, estimate
+from book.cost.traffic import pipeline_sends
 from book.cost.transformer import Transformer
 
 MODELS_OF_THE_STORY = ("llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
@@ -71,7 +73,8 @@ class Entry:
     """A line of the ledger: bytes that a GPU holds and sends, seconds of a step, and what limits.
 
     `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries. Of what it sends, the
-    mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k. In
+    mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k, and of a
+    pipeline one in k but for the end of its last stage, which has no hop. In
     `exposed_s` of a step it computes nothing because it communicates, in `idle_s` because other stages of a pipeline
     have not finished. `limit` is "memory" where `memory_bytes` are over `room_bytes`, a GPU's memory; else
     "communication" or "pipeline" if that takes a tenth of the step or more; else "computing".
@@ -114,6 +117,8 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
         return float(estimate(model, cluster, layout, sequences, part).state_bytes)
 
     sent = {axis: float(getattr(found, f"{axis}_bytes")) for axis in AXES}
+    most, mean = pipeline_sends(layout.pp, layout.stages_per_rank)
+    sent["pp"] *= float(mean) / max(float(most), 1)
     crossing = sum(sent[axis] * _crossing(layout, axis, cluster.gpus_per_node) for axis in AXES)
     exposed_s = sum(getattr(found, f"{axis}_s") for axis in AXES)
     return Entry(
@@ -126,9 +131,11 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
 def _crossing(layout: Layout, axis: str, node: int) -> float:
     """The share of an axis's bytes that leaves a node."""
     span, size = layout.spans[axis], getattr(layout, axis)
-    if span <= node:
+    if span <= node or size == 1:
         return 0.0
     near = max(node // (span // size), 1)  # members of a group on one node
+    if axis == "pp":  # of all stages but the last, which sends no further
+        return (layout.stages_per_rank * ceil(size / near) - 1) / (layout.stages_per_rank * size - 1)
     return (size - near) / (size - 1) if axis == "ep" else 1 / near  # experts send to all, others around a ring
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from book.cost.layouts import Layout
 from book.cost.published import (MEGASCALE, RECOMPUTATION, REPLICATED, SHARDED, TORCHTITAN, TURING,
                                  WEAK_SCALING, Published)
-from book.cost.reported import reported_row
+from book.cost.reported import IMPOSSIBLE, reported_row
 from book.cost.transformer import Transformer
 
 GIB = 2.0**30
@@ -110,7 +110,10 @@ def _reported() -> Iterator[DataSet]:
     """The sets of reported.csv; rows that did not run are refused."""
     sets: dict[str, list[Published]] = {}
     for row in _read("reported"):
-        sets.setdefault(row["set"], []).append(reported_row(row))
+        if (row["set"], row["model"]) not in IMPOSSIBLE:
+            sets.setdefault(row["set"], []).append(reported_row(row))
     for name, rows in sets.items():
         ran, failed = (tuple(row for row in rows if bool(row.step_s) == did) for did in (True, False))
-        yield DataSet(name, name, ran, (("out of memory", len(failed)),) * bool(failed), failed)
+        wrong = sum(name == one for one, _ in IMPOSSIBLE)
+        refused = (("out of memory", len(failed)), ("messages longer than the step", wrong))
+        yield DataSet(name, name, ran, tuple(pair for pair in refused if pair[1]), failed)

@@ -43,6 +43,10 @@ SIZES = {
 }
 
 
+# Rows whose messages alone, at the bandwidths of data sheets, would take longer than their step: not of these layouts.
+IMPOSSIBLE = {("automodel", "gpt-oss-120b")}
+
+
 def model_of(name: str, num_tokens: int, kernels: str = "") -> Transformer:
     """The model of a row: "llama3-405b/7" has 7 layers, "gpt 72x14336x64" 72 layers of that width and 64 heads."""
     base, _, num_layers = name.partition("/")

@@ -278,7 +278,7 @@ def ran_out() -> tuple[int, float]:
     for data in data_sets().values():
         if data.refused_rows:
             rows = Rows([*data.rows, *data.refused_rows])
-            clusters = [cluster_of(row.machine, 1) for row in rows.rows]
+            clusters = [cluster_of(row.machine, 1, row.software) for row in rows.rows]
             fits = rows.estimates()["memory_bytes"] <= [cluster.usable_bytes for cluster in clusters]
             found += list(rows.measured_s[fits] == 0)
     return len(found), float(np.mean(found))

@@ -50,12 +50,13 @@ def _computed(terms: Terms) -> dict[str, np.ndarray]:
     selective = terms.recomputed("selective")
     idle = [np.maximum(often * least - busy, 0) for often, busy in (
         (1, forward + whole / 3 * rate), (2, backward + whole * 2 / 3 * rate))]
+    waits = cluster.overheads.expert_launch_s * (terms.model.routed > 0)
     back = terms.m * terms.trained_layers
     ahead = terms.m * terms.layers + terms.again * back
     passes = ahead * whole / 3 + back * (whole * 2 / 3 + selective * (whole - terms.kept("selective")) / 3)
     return {"matmul_s": ahead * forward + back * (backward + selective * _attention(terms)[0]),
             "elementwise_s": passes * rate + (ahead + back) * _dequantized(terms),
-            "launch_s": ahead * idle[0] + back * idle[1]}
+            "launch_s": ahead * (idle[0] + waits) + back * (idle[1] + 2 * waits)}
 
 
 def _dequantized(terms: Terms) -> Any:
@@ -89,14 +90,14 @@ def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 
     Routed experts share the tokens that are sent to a rank: as many, but in a product for each expert.
     """
-    model, m, t, over = terms.model, terms.tokens, terms.tp, terms.cluster.overheads
+    model, m, t = terms.model, terms.tokens, terms.tp
     gates, dense = model.mlp_in / model.mlp_out, model.mlp_out - model.routed * model.expert_width
-    grouped, local = m * model.routed / t / over.grouped_share, model.num_experts / terms.ep
+    grouped, local = m * model.routed / t, model.num_experts / terms.ep
     parts = [(m, 1.0, model.width, model.attention_in / t), (m, 1.0, model.attention_out / t, model.width),
              (m, 1.0, model.width, gates * dense / t), (m, 1.0, dense / t, model.width),
              (grouped, local, model.width, gates * model.expert_width),
              (grouped, local, model.expert_width, model.width)]
-    fast = over.linear_speedup
+    fast = terms.cluster.overheads.linear_speedup
     forward, backward = _attention(terms)
     for rows, often, depth, columns in parts:
         forward = forward + _product(terms, rows, depth, columns, 1.0, fast)
@@ -133,7 +134,7 @@ def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tp = num_all_reduces * ring_sent_bytes(terms.tp, terms.between_bytes)
     hops = num_all_reduces * 2 * over.hop_s * np.log2(terms.tp) * (terms.tp > node)
     forward, backward = _attention(terms)
-    ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
+    ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp)  # each hop is from one GPU to one other
     pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.replicas * terms.tp)
     sends = 2 * terms.v * terms.m * over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0)
     waited = 1 - over.tensor_hidden_share
@@ -144,9 +145,15 @@ def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _dispatched(terms: Terms) -> np.ndarray:
-    """Seconds of a byte to experts: what goes to another node crosses on the GPU's own card, the rest does not."""
+    """Seconds of a byte to experts: what goes to another node crosses on the GPU's own card, the rest does not.
+
+    A token crosses to each node once, and is copied there for all of its experts that the node has: of N nodes
+    N (1 - (1-1/N)^k) have some of k experts, where each is as likely to be on any.
+    """
     cluster, node = terms.cluster, terms.cluster.gpus_per_node
-    across = np.maximum(terms.ep - node, 0) / np.maximum(terms.ep - 1, 1)
+    nodes, often = np.maximum(terms.ep / node, 1), np.maximum(terms.model.routed, 1)
+    once = nodes * (1 - (1 - 1 / nodes) ** often) / often
+    across = once * np.maximum(terms.ep - node, 0) / np.maximum(terms.ep - 1, 1)
     return np.maximum(across / (cluster.across_bytes_per_s * cluster.overheads.across_share),
                       (1 - across) / (cluster.inside_bytes_per_s * cluster.overheads.inside_share))
 

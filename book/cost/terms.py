@@ -12,7 +12,7 @@ from book.cost.links import ring_sent_bytes
 from book.cost.cluster import Cluster
 from book.cost.sizes import Sizes
 from book.cost.state import StateBytes, state_bytes
-from book.cost.traffic import num_passes, replicated_sent_bytes, tensor_parallel_sent_bytes
+from book.cost.traffic import num_passes, pipeline_sends, replicated_sent_bytes, tensor_parallel_sent_bytes
 from book.cost.transformer import Transformer, layer_shape
 from book.cost.tuning import FULL, Tuning, adapter_numbers, adapter_parameters, matrices
 
@@ -40,6 +40,7 @@ class Terms:
         self.tokens = self.b * model.num_tokens / self.cp
         self.shape = layer_shape(model, self.b, self.cp)
         self.between_bytes = 2 * self.shape.num_activations  # what goes from layer to layer, in 16 bits
+        self.key_value_bytes = 2 * self.tokens * model.key_value_width / self.tp  # of a layer, on a rank of cp
         ends = model.embedding_parameters + (self.pp == 1) * model.head_parameters
         self.parameters = (self.layers * model.layer_parameters + ends) / self.tp
         self.expert_parameters = self.layers * model.expert_parameters / self.ep
@@ -163,24 +164,25 @@ class Terms:
                 + (tuning.train == "qlora") * 2 * model.width * widest / self.tp)
 
     def sent(self) -> dict[str, np.ndarray]:
-        """Bytes that a rank in the middle sends, by axis. Full recomputation repeats a forward's two all-reduces.
+        """Bytes that the rank sends that sends most, by axis. Full recomputation repeats a forward's two all-reduces.
 
-        cp passes keys and values around a ring, forward and again with their gradients backward (liu2023); ep sends
-        each token to its experts and back, in 16 bits, forward and backward (lepikhin2020).
+        cp passes keys and values around a ring, forward and again with their gradients backward, which go one hop
+        further, home (liu2023); ep sends each token to its experts and back, in 16 bits, forward and backward
+        (lepikhin2020).
         """
         model = self.model
         with_gathers = np.where(self.sequence_parallel, tensor_parallel_sent_bytes(self.tp, self.between_bytes, True),
                                 tensor_parallel_sent_bytes(self.tp, self.between_bytes))
         again = self.again * 2 * ring_sent_bytes(self.tp, self.between_bytes)
         # each rank of a tensor-parallel group sends its part of what goes to the next stage (narayanan2021, 4.1)
-        between = 2 * self.v * self.m * self.between_bytes / self.tp
-        keys = 2 * self.tokens * model.key_value_width / self.tp
+        between = self.m * self.between_bytes / self.tp
+        hop = self.key_value_bytes * (self.cp > 1)
         tokens = 2 * self.tokens * model.width * model.routed / self.tp
         often, forward = self.m * self.trained_layers, self.m * (self.layers - self.trained_layers)
         return {"tp_bytes": often * (with_gathers + again) + forward * 2 * ring_sent_bytes(self.tp, self.between_bytes),
-                "cp_bytes": (often * (3 + self.again) + forward) * (self.cp - 1) * keys,
+                "cp_bytes": (often * (3 + self.again) + forward) * (self.cp - 1) * hop + often * hop,
                 "ep_bytes": (often * (4 + 2 * self.again) + forward * 2) * (self.ep - 1) / self.ep * tokens,
-                "pp_bytes": np.where(self.pp > 1, between, 0.0),
+                "pp_bytes": pipeline_sends(self.pp, self.v)[0] * between,
                 "dp_bytes": self.by("zero_stage", range(4), self.replicas_send) + self.between_replicas()}
 
     def between_replicas(self) -> Any:

@@ -61,6 +61,17 @@ def replicated_sent_bytes(num_replicas: Any, num_shards: Any, num_bytes: Any) ->
     return ring_sent_bytes(num_replicas, num_bytes / num_shards)
 
 
+def pipeline_sends(num_ranks: Any, stages_per_rank: Any = 1) -> tuple[Any, Any]:
+    """Messages that a rank of a pipeline sends for one micro-batch: the most that one does, and the mean over ranks.
+
+    Of p v stages p v - 1 send to the next one, which is on another rank, and get a gradient back: 2 (p v - 1)/p on
+    average. A rank between others sends 2 v; of two, each lacks one at an end of the model: 2 v - 1. One alone sends
+    nothing (derived).
+    """
+    p, v = num_ranks, stages_per_rank
+    return np.where(np.equal(p, 1), 0, 2 * v - np.equal(p, 2)), np.where(np.equal(p, 1), 0, 2 * (p * v - 1) / p)
+
+
 def context_parallel_sent_bytes(method: str, num_ranks: int, query_bytes: float,
                                 key_bytes: float) -> tuple[float, float]:
     """Bytes that each of N ranks sends in one layer's attention, forward and backward, where tokens are cut over ranks.

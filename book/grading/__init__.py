@@ -2,8 +2,9 @@
 
     lab           what a lab's cells are; the notebook that grades one exercise; `lab_schema` is what marks may hold
     release       student copies, variants
-    submission    a submission, read as untrusted data; `handed_in` finds submissions in a folder,
-                  `recognised` the lab's cells in one
+    submission    a submission, read as untrusted data; `recognised` finds the lab's cells in one
+    course        who handed in what and when: `handed_in` finds it in a folder, `exports` in what Canvas, Moodle,
+                  Gradescope, nbgrader and GitHub Classroom export; `roster` is who is in the course, and who was late
     sandbox       bubblewrap around untrusted code, and its limits; `calls` are the system calls that it refuses
     kernel        a Jupyter kernel in that sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts,
@@ -14,9 +15,11 @@
                   `trial` runs the checks of one exercise on an answer
     ranks         ranks on a wire, each in its own sandbox
     wired         exercises whose ranks can only send and receive, over `book.wire`
-    grade         a folder of submissions -> points
-    report        CSV, JSON, Gradescope, HTML
+    grade         submissions -> points
+    report        CSV, JSON, Gradescope, HTML, right while grading runs; `upload` is what systems import again
+    feedback      what failed, once more with nothing that the student's copy does not have: messages and pictures
+    autograder    a lab as what Gradescope, a container or GitHub Classroom runs by itself
     check         a student's own check
 
-`python -m book.grading lint | mutate | release | check | grade` is the command line of it all.
+`python -m book.grading lint | mutate | release | check | grade | autograder` is the command line of it all.
 """

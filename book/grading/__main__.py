@@ -1,18 +1,23 @@
-"""Command line: python -m book.grading lint | mutate | release | check | grade"""
+"""Command line: python -m book.grading lint | mutate | release | check | grade | autograder"""
 from __future__ import annotations
 
 import argparse
 import os
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from book.extras import without_iri_grammar
 
 if TYPE_CHECKING:
+    from book.grading.course import Course
+    from book.grading.report import Reports
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+HANDED_IN = "lockstep-handed-in-"  # prefix of the folder that archives are unpacked in
 UNSAFE = """
 **********************************************************************************************
 *  NO SANDBOX. The code in these submissions runs as you, with your files and your network.  *
@@ -33,10 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The five verbs and their options."""
+    """The six verbs and their options."""
     top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
-    for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade):
+    for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade,
+                     _add_autograder):
         add_verb(verbs)
     return top
 
@@ -82,13 +88,36 @@ def _add_grade(verbs: Verbs) -> None:
     verb = verbs.add_parser("grade", help="grade a folder of submissions in a sandbox")
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
     verb.add_argument("submissions", type=Path,
-                      help="folder with NAME.ipynb, or a folder NAME with a notebook, for each student")
+                      help="folder or zip with NAME.ipynb, or a folder NAME with a notebook, for each student; with "
+                           "--from, what that system exports")
+    verb.add_argument("--from", dest="system", default="folder", metavar="SYSTEM",
+                      help="canvas, moodle, gradescope, nbgrader or classroom (GitHub's); default: folder")
+    verb.add_argument("--roster", type=Path, metavar="CSV",
+                      help="the course's students: id, name, email, section, login, due; or a system's own file")
+    verb.add_argument("--column", help="name of the assignment in the file to upload (default: the lab's name)")
+    verb.add_argument("--due", metavar="TIME", help="2026-12-01T23:59, or with a zone: 2026-12-01T23:59+01:00")
+    verb.add_argument("--late-per-day", type=float, default=0.0, metavar="PERCENT",
+                      help="points that each day begun after that costs (default 0)")
+    verb.add_argument("--late-days", type=int, metavar="N", help="no points for what is more than N days late")
     verb.add_argument("-o", "--out", type=Path, required=True,
                       help="folder for the results; an interrupted run continues there")
     verb.add_argument("-j", "--jobs", type=int, default=1, help="submissions graded side by side (default 1)")
+    verb.add_argument("--no-feedback", action="store_true",
+                      help="don't run what failed once more for the messages and pictures of the student's page")
     verb.add_argument("--unsafe-no-sandbox", action="store_true",
                       help="run submissions as yourself, with your files and network")
     verb.set_defaults(run=grade)
+
+
+def _add_autograder(verbs: Verbs) -> None:
+    verb = verbs.add_parser("autograder", help="make what a course's system runs by itself")
+    verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
+    verb.add_argument("--for", dest="system", required=True, metavar="SYSTEM",
+                      help="gradescope (a zip), container or classroom (GitHub's; a folder)")
+    verb.add_argument("-o", "--out", type=Path, required=True, help="the zip or folder to write")
+    verb.add_argument("--unsafe-no-sandbox", action="store_true",
+                      help="grade even where the system forbids the sandbox: answers can then read the lab's source")
+    verb.set_defaults(run=autograder)
 
 
 def lint(options: Any) -> int:
@@ -155,50 +184,92 @@ def check(options: Any) -> int:
     return int(points < max_points)
 
 
+def autograder(options: Any) -> int:
+    """Writes what a system runs by itself."""
+    from book.grading.autograder import write_autograder
+
+    print(write_autograder(options.system, options.lab, options.out, options.unsafe_no_sandbox))
+    return 0
+
+
 def grade(options: Any) -> int:
     """Grades submissions, with a progress bar, and writes the reports."""
     from book.grading import sandbox
-    from book.grading.report import write_reports
+    from book.grading.lab import points, read_lab
+    from book.grading.report import Reports
+    from book.grading.upload import upload_csv
 
     if options.unsafe_no_sandbox:
         print(UNSAFE, file=sys.stderr)
     else:
         sandbox.probe()
-    if not options.submissions.is_dir():
-        raise ValueError(f"{options.submissions} is not a folder")
     print("First the lab's own solutions run, then the submissions.", file=sys.stderr, flush=True)
-    records = _graded_with_bar(options)
-    write_reports(records, options.lab.stem, options.out)
+    also = {f"{options.system}.csv": lambda told: upload_csv(options.system, told, options.column or options.lab.stem)}
+    with tempfile.TemporaryDirectory(prefix=HANDED_IN) if _packed(options) else nullcontext("") as unpacked:
+        course = _course(options, Path(unpacked))
+        reports = Reports(options.lab.stem, options.out, len(course.entries), also)
+        records = _graded_with_bar(options, course, reports)
+    missing = course.records_of_missing(points(read_lab(options.lab)))
+    for record in missing:
+        reports.add(record)
+    reports.close()
     print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
           f"{options.out}")
-    return int(_warn(options, records))
+    return int(_warn(options, course.skipped, records, missing))
 
 
-def _graded_with_bar(options: Any) -> list[dict[str, Any]]:
+def _packed(options: Any) -> bool:
+    """Whether what was handed in may be in archives."""
+    return options.system != "folder" or not options.submissions.is_dir()
+
+
+def _course(options: Any, unpacked: Path) -> Course:
+    """Who handed in what; raises ValueError for a time that is none, and where there is nothing to grade."""
+    from book.grading.course import Course
+    from book.grading.exports import when
+    from book.grading.roster import Rules
+
+    due = when(options.due) if options.due else None
+    if options.due and due is None:
+        raise ValueError(f"--due {options.due} is no time: write 2026-12-01T23:59, or 2026-12-01T23:59+01:00")
+    if not options.submissions.exists():
+        raise ValueError(f"{options.submissions} is not there")
+    rules = Rules(due, options.late_per_day, options.late_days)
+    course = Course.read(options.system, options.submissions, options.lab.name, unpacked, options.roster, rules)
+    if not course.entries:
+        raise ValueError(f"there are no submissions in {options.submissions}: put a notebook, or a folder with one, "
+                         "there for each student")
+    return course
+
+
+def _graded_with_bar(options: Any, course: Course, reports: Reports) -> list[dict[str, Any]]:
     """The records of all submissions; each advances the progress bar and is printed on stdout."""
     from tqdm import tqdm
 
     from book.grading.grade import grade as graded
-    from book.grading.handed_in import find
 
-    with tqdm(total=len(find(options.submissions, options.lab.name)), unit="submission") as bar:
+    entries = {entry.slug: entry for entry in course.entries}
+    with tqdm(total=len(entries), unit="submission") as bar:
         def done(record: dict[str, Any]) -> None:
+            told = course.told(entries[record["slug"]], record)
+            reports.add(told)
             bar.update()
-            bar.write(f"{record['student']}: {record['points']} of {record['max_points']} points"
-                      + (f" ({record['error']})" if record["error"] else ""), file=sys.stdout)
+            bar.write(f"{told['student']}: {told['points']} of {told['max_points']} points"
+                      + (f" ({told['error']})" if told["error"] else ""), file=sys.stdout)
 
-        return graded(options.lab, options.submissions, options.out, options.jobs, not options.unsafe_no_sandbox, done)
+        return graded(options.lab, course.entries, options.out, options.jobs, not options.unsafe_no_sandbox, done,
+                      not options.no_feedback)
 
 
-def _warn(options: Any, records: list[dict[str, Any]]) -> bool:
+def _warn(options: Any, skipped: list[str], records: list[dict[str, Any]], missing: list[dict[str, Any]]) -> bool:
     """Names on stderr what was skipped, left over or not graded; returns whether the grader failed."""
     from book.grading.grade import FAILED
-    from book.grading.handed_in import skipped
     from book.grading.report import stale_pages
 
     failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
-    for names, told in ((skipped(options.submissions), "skipped, because they are not notebooks (.ipynb)"),
-                        (stale_pages(records, options.out), "pages of an earlier run, without a submission now"),
+    stale = stale_pages([*records, *missing], options.out)
+    for names, told in ((skipped, "skipped, because they are not notebooks (.ipynb)"),
+                        (stale, "pages of an earlier run, without a submission now"),
                         (failed, "not graded, because the grader failed (run the same command again)")):
         if names:
             print(f"{told}: {', '.join(names)}", file=sys.stderr)

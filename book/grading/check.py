@@ -1,7 +1,6 @@
 """L4: a student's own check: the answers go into a fresh copy of the lab, and nbval runs every check, unsandboxed."""
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,9 @@ from book.grading.lab import LabError, marks
 from book.grading.ranks import WireRanks
 from book.grading.reference import PATIENT
 from book.grading.release import EXPECTED
-from book.grading.run import Result, run
+from book.grading.run import run
 from book.grading.submission import answered, read_submission
 from book.wire.broker import WireError
-
-MOST_LINES = 16  # of an error that a student is shown
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def _verdict(lab: NotebookNode, exercise: int, answers: labs.Answers, outputs: d
     result = run(job, PATIENT, sandboxed=False)
     passed, cells = result.passed(), labs.checks(lab, exercise)
     points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)
-    why = _first_failure(result) or _over_the_wire(lab, exercise, answers, ranks)
+    why = result.first_failure() or _over_the_wire(lab, exercise, answers, ranks)
     return Verdict(exercise, 0 if why and len(passed) == len(cells) else points, labs.points(lab)[exercise], why)
 
 
@@ -78,20 +74,3 @@ def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers, rank
     except WireError as error:
         return f"over a wire that only sends and receives: {error}"
 
-
-def _first_failure(result: Result) -> str | None:
-    """What the first cell that failed said: the last lines of a traceback, else all of it.
-
-    A check and a launch show no traceback, and a launch says first why its ranks wait, then where each one is.
-    """
-    if result.why:
-        return result.why
-    failed = next((cell for cell in result.cells if not cell["ok"]), None)
-    if failed is None or all(cell["ok"] for cell in result.cells if cell["kind"] == "check"):
-        return None
-    told = _COLOUR.sub("", failed["traceback"]).strip() or _COLOUR.sub("", failed["message"]).strip()
-    lines = [line for line in told.splitlines() if line.strip()]
-    if len(lines) > 6 and any("Traceback (most recent call last)" in line for line in lines[:2]):
-        lines = lines[-3:]
-    shown = [*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)]
-    return f"{failed['id']}: " + "\n    ".join(shown)

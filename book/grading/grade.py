@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, wired
-from book.grading.handed_in import Entry, find
+from book.grading import feedback, lab as labs, wired
+from book.grading.handed_in import Entry
 from book.grading.lab import LabError, marks
 from book.grading.ranks import WireMemory, WireRanks
 from book.grading.reference import PATIENT, Reference
@@ -34,6 +35,8 @@ from book.wire.broker import WireError, WireTimeout
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
 # What `launch` says about a rank's exit status; other errors may contain similar words by accident.
 KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
+PRIVATE = "private"  # the folder of full records, which quote hidden checks and untrusted code
+UNEXPLAINED = ("not answered", "not graded")  # verdicts that say all there is to say
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 
 
@@ -43,6 +46,7 @@ class Grader:
     lab: NotebookNode
     out: Path
     sandboxed: bool = True
+    explains: bool = True  # runs what failed once more for the student, without what their copy does not have
     seed: int = 0
     name: str = ""
     sha256: str = ""
@@ -50,14 +54,14 @@ class Grader:
     references: dict[int, Reference] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, path: Path, out: Path, sandboxed: bool = True) -> Grader:
+    def start(cls, path: Path, out: Path, sandboxed: bool = True, explains: bool = True) -> Grader:
         """Starts a run in the folder `out`, or resumes the one that is there.
 
         Raises LabError if `out` holds a run of another lab or of another version of this one, or one in progress.
         """
-        grader = cls(labs.read_lab(path), out, sandboxed)
+        grader = cls(labs.read_lab(path), out, sandboxed, explains)
         grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        (out / "students").mkdir(parents=True, exist_ok=True)
+        (out / PRIVATE).mkdir(parents=True, exist_ok=True)
         grader._lock()
         out.chmod(0o700)  # it holds the seed and everybody's work
         state = out / "run.json"
@@ -153,6 +157,18 @@ class Grader:
             record["status"] = "a check failed" if failed else "passed"
         return record
 
+    def explain(self, record: Record, submission: Submission) -> None:
+        """Adds to each exercise that lost points what the student's own copy would say, and hands back a notebook."""
+        for number, exercise in record["exercises"].items():
+            if self.explains and exercise["points"] < exercise["max_points"] and exercise["status"] not in UNEXPLAINED:
+                limits = self.references[int(number)].limits
+                notebook = feedback.job(self.lab, int(number), submission.answers)
+                exercise["feedback"] = feedback.told(self._run(notebook, int(number), limits))
+        if self.explains:
+            back = self.out / "students" / f"{record['slug']}.ipynb"
+            back.parent.mkdir(exist_ok=True)
+            nbformat.write(feedback.notebook(self.lab, submission, record["exercises"]), back)
+
     def _wired(self, exercise: int, submission: Submission, ranks: WireRanks) -> Record:
         """The changes to an exercise's record from running it over the wire."""
         try:
@@ -171,19 +187,15 @@ class Grader:
         return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
 
 
-def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool = True,
-          done: Callable[[Record], None] = lambda record: None) -> list[Record]:
-    """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
+def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
+          done: Callable[[Record], None] = lambda record: None, explains: bool = True) -> list[Record]:
+    """Grades all submissions, several at a time, and returns a record for each in their order.
 
     `done` is called with each record once it is complete. Exercises that reached a limit or whose ranks hung are
     retried once at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an
     invalid lab.
     """
-    entries = find(folder, lab.name)
-    if not entries:
-        raise LabError(f"there are no submissions in {folder}: put a notebook, or a folder with one, there for each "
-                       "student")
-    with closing(Grader.start(lab, out, sandboxed)) as grader:
+    with closing(Grader.start(lab, out, sandboxed, explains)) as grader:
         with ThreadPoolExecutor(num_jobs) as pool:
             grader.make_references(pool)
             first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
@@ -198,15 +210,17 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
                                     for n, p in labs.points(grader.lab).items()}}
     with _noted_in(record):
         submission = _submission(entry, grader.lab)
-        made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
+        made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}:{grader.explains}"
         record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
         record["notes"] = submission.notes
-        kept = _read(grader.out / "students" / f"{entry.slug}.json")
+        kept = _read(grader.out / PRIVATE / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"] and "fault" not in kept:
             done(kept)
             return kept
         with grader.ranks() as ranks:
             record["exercises"] = {str(n): grader.attempt(n, submission, ranks) for n in labs.points(grader.lab)}
+        if not _unsettled(record):
+            grader.explain(record, submission)
     return _close(grader, record, done, may_retry=True)
 
 
@@ -233,6 +247,7 @@ def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record]
         for number, exercise in record["exercises"].items():
             if failed or exercise.get("retry"):
                 record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
+        grader.explain(record, submission)
     return _close(grader, record, done, may_retry=False)
 
 
@@ -240,12 +255,16 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], may_r
     """Adds up the points; a complete record is written to disk atomically."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
-    unsettled = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
-    record["complete"] = not (may_retry and unsettled)
+    record["complete"] = not (may_retry and _unsettled(record))
     if record["complete"]:
-        write_whole(grader.out / "students" / f"{record['slug']}.json", record)
+        write_whole(grader.out / PRIVATE / f"{record['slug']}.json", record)
         done(record)
     return record
+
+
+def _unsettled(record: Record) -> bool:
+    """Whether a busy machine, or the grader, may be to blame for what a record says."""
+    return "fault" in record or any(e.get("retry") for e in record["exercises"].values())
 
 
 def _submission(entry: Entry, lab: NotebookNode) -> Submission:

@@ -1,4 +1,4 @@
-"""L4: what a folder of submissions holds: for each student a notebook, or the reason why there is none."""
+"""L4: what students handed in: for each a notebook, or the reason why there is none."""
 from __future__ import annotations
 
 import hashlib
@@ -6,28 +6,58 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 MAX_LOOKED_AT, MAX_DEPTH = 500, 3
 SUFFIX = ".ipynb"
 JOINERS = "\u200c\u200d"  # invisible, but needed in some names
+NUMBERED = re.compile(r"(?:-| ?\()(\d{1,6})\)?$")  # lab-1, lab (1): what systems and browsers call a second copy
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A student's entry in the folder: a displayable name, a name safe for files, the notebook or an error."""
+    """A student's entry: a displayable name, a name safe for files, the notebook or an error.
+
+    Where the system that it comes from tells them: the student's `id` there, when it was handed in, whether the system
+    calls it `late`, and the names of older copies that are passed over.
+    """
     student: str
     slug: str
     path: Path | None
     error: str | None = None
+    id: str = ""
+    handed_in: datetime | None = None
+    late: bool = False
+    passed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A notebook that a student handed in, with the name that it had there; the larger `order`, the newer it is."""
+    name: str
+    path: Path
+    order: int = 0
+
+    @property
+    def stem(self) -> str:
+        """Its name without the number of a copy."""
+        return NUMBERED.sub("", self.name[:-len(SUFFIX)])
+
+    @property
+    def age(self) -> tuple[int, int, float]:
+        """What newer copies have more of."""
+        number = NUMBERED.search(self.name[:-len(SUFFIX)])
+        return self.order, int(number[1]) if number else 0, self.path.lstat().st_mtime
 
 
 def find(folder: Path, lab_name: str) -> list[Entry]:
     """The submissions in `folder`: a notebook NAME.ipynb, or a folder NAME with one notebook in it, for each student.
 
-    If a folder has several notebooks, the one called `lab_name` is taken; at most three levels are searched, and links
-    are not followed. Sorted by name.
+    If a folder has several notebooks, the newest of those called `lab_name` is taken; at most three levels are
+    searched, and links are not followed. Sorted by name.
     """
     found = []
     with os.scandir(folder) as entries:
@@ -35,17 +65,40 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                try:
-                    path, error = _notebook_in(Path(entry.path), lab_name)
-                except OSError as problem:
-                    path, error = None, f"the folder can't be read: {problem.strerror}"
-                found.append(Entry(printable(entry.name), slug(entry.name), path, error))
+                found.append(_entry_of(Path(entry.path), lab_name))
             elif entry.name.lower().endswith(SUFFIX):
                 name = entry.name[:-len(SUFFIX)]
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
-    twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
+    return apart(found)
+
+
+def _entry_of(folder: Path, lab_name: str) -> Entry:
+    """The entry of the student whose folder this is."""
+    try:
+        return entry_of(folder.name, notebooks_in(folder), lab_name)
+    except OSError as problem:
+        return Entry(printable(folder.name), slug(folder.name), None, f"the folder can't be read: {problem.strerror}")
+
+
+def entry_of(student: str, copies: Sequence[Copy], lab_name: str) -> Entry:
+    """The entry of a student who handed in these notebooks: the newest copy of the lab, or why none can be told."""
+    entry = Entry(printable(student), slug(student), None)
+    own = [copy for copy in copies if copy.stem == lab_name[:-len(SUFFIX)]] or list(copies)
+    if not own:
+        return replace(entry, error="no notebook was found")
+    if len({copy.stem for copy in own}) > 1:
+        return replace(entry, error=f"there are {len(own)} notebooks that could be meant")
+    newest = max(own, key=lambda copy: copy.age)
+    older = tuple(sorted(printable(copy.name) for copy in own if copy is not newest))
+    return replace(entry, path=newest.path, passed_over=older)
+
+
+def apart(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, except that those with one name for two students become errors."""
+    entries = list(entries)
+    count = Counter(entry.slug for entry in entries)
     return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name appears more than once")
-            if e.slug in twice else e for number, e in enumerate(found)]
+            if count[e.slug] > 1 else e for number, e in enumerate(entries)]
 
 
 def skipped(folder: Path) -> list[str]:
@@ -55,7 +108,8 @@ def skipped(folder: Path) -> list[str]:
                       and not entry.is_dir(follow_symlinks=False) and not entry.name.lower().endswith(SUFFIX))
 
 
-def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
+def notebooks_in(folder: Path) -> list[Copy]:
+    """The notebooks in a folder, three levels deep; links are not followed."""
     notebooks, todo, num_seen = [], [(folder, 1)], 0
     while todo and num_seen < MAX_LOOKED_AT:
         place, depth = todo.pop()
@@ -70,11 +124,8 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
                     if depth < MAX_DEPTH:
                         todo.append((Path(entry.path), depth + 1))
                 elif entry.name.lower().endswith(SUFFIX):
-                    notebooks.append(Path(entry.path))
-    named = [path for path in notebooks if path.name == lab_name] or notebooks
-    if len(named) == 1:
-        return named[0], None
-    return None, f"there are {len(named)} notebooks that could be meant" if named else "no notebook was found"
+                    notebooks.append(Copy(entry.name, Path(entry.path)))
+    return notebooks
 
 
 def printable(text: str) -> str:
@@ -83,7 +134,8 @@ def printable(text: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A file name for a student, different for different names."""
+    """A file name for a student, different for different names: no name can be chosen so as to get another's."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return plain if plain == name else f"{plain}-{digest}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    taken = plain != name or re.search(r"-[0-9a-f]{16}$", name)  # looks like a name with its digest
+    return f"{plain}-{digest}" if taken else plain

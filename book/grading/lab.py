@@ -106,13 +106,13 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None,
         mark = marks(cell)
         if mark["kind"] == "answer" and mark["exercise"] in wanted:
             own = [cell.source] if answers is None else answers.get(mark["id"], [])
-            cells += [_cell(source, {**mark, "kind": "learner"}) for source in own]
+            cells += [cell_of(source, {**mark, "kind": "learner"}) for source in own]
         elif mark["kind"] == "check" and mark["exercise"] == exercise:
-            cells.append(_cell(cell.source, mark))
+            cells.append(cell_of(cell.source, mark))
         elif mark["kind"] == "parameters":
-            cells.append(_cell(with_seed(cell.source, seed), mark))
+            cells.append(cell_of(with_seed(cell.source, seed), mark))
         elif mark["kind"] == "setup" and not shown(cell):
-            cells.append(_cell(cell.source, mark))
+            cells.append(cell_of(cell.source, mark))
     while cells and marks(cells[-1])["kind"] != "check":
         cells.pop()  # setup of later exercises
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
@@ -133,7 +133,8 @@ def with_seed(source: str, seed: int | None) -> str:
     return "\n".join(f"SEED = {seed}" if line.startswith("SEED =") else line for line in source.splitlines())
 
 
-def _cell(source: str, mark: Mapping[str, Any]) -> NotebookNode:
+def cell_of(source: str, mark: Mapping[str, Any]) -> NotebookNode:
+    """A code cell of a job, with its marks."""
     # JSON allows lone surrogates, but they can't be written to the job's file.
     cell = new_code_cell(source.encode("utf-8", "replace").decode("utf-8"))
     cell.metadata[KEY] = deepcopy(dict(mark))

@@ -17,6 +17,7 @@ from book.grading.lab_schema import KEY
 
 RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
 MAX_TEXT = 4000
+PICTURES, MAX_PICTURES = "play-", 4 << 20  # the ids of cells that show a run, and how many characters they may show
 LOOK_S = 1.0  # how often nbval checks whether the kernel that it waits for still runs
 LONGEST_FOLDER = 80  # a socket's path has room for about 100 bytes
 found: list[dict[str, Any]] = []
@@ -108,8 +109,11 @@ def stopped(error: BaseException | None) -> bool:
 
 
 def outputs(item: Any) -> list[dict[str, Any]]:
-    """What the cell printed or showed, as outputs of a notebook, for the reference run."""
-    return [dict(out) for out in item.test_outputs or [] if mark(item).get("kind") == "check"]
+    """What a check printed, for the reference run, and what a cell shows of a run, for the student."""
+    of = mark(item)
+    shows = of.get("kind") == "setup" and str(of.get("id")).startswith(PICTURES)
+    found = [dict(out) for out in item.test_outputs or []] if shows or of.get("kind") == "check" else []
+    return found if not shows or len(json.dumps(found)) <= MAX_PICTURES else []
 
 
 def pytest_sessionfinish(session: Any, exitstatus: int) -> None:

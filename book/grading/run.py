@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from book.launch.imports import may_need_later
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 PYTEST = "from book.extras import without_iri_grammar as f; f(); import pytest; raise SystemExit(pytest.main())"
+MOST_LINES = 16  # of an error that a student is shown
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 POLL_S = 0.2
 POLLS_PER_SAMPLE = 5  # of all processes' memory: dividing shared pages takes milliseconds for each process
 MAX_LOG_BYTES = 32 << 20
@@ -53,6 +56,23 @@ class Result:
     def passed(self) -> set[str]:
         """The ids of the checks that passed."""
         return {cell["id"] for cell in self.cells if cell["kind"] == "check" and cell["ok"]} if not self.why else set()
+
+    def first_failure(self) -> str | None:
+        """What the first cell that failed said: the last lines of a traceback, else all of it; None if checks passed.
+
+        A check and a launch show no traceback, and a launch says first why its ranks wait, then where each one is.
+        """
+        if self.why:
+            return self.why
+        failed = next((cell for cell in self.cells if not cell["ok"]), None)
+        if failed is None or all(cell["ok"] for cell in self.cells if cell["kind"] == "check"):
+            return None
+        told = COLOUR.sub("", failed["traceback"]).strip() or COLOUR.sub("", failed["message"]).strip()
+        lines = [line for line in told.splitlines() if line.strip()]
+        if len(lines) > 6 and any("Traceback (most recent call last)" in line for line in lines[:2]):
+            lines = lines[-3:]
+        shown = [*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)]
+        return f"{failed['id']}: " + "\n    ".join(shown)
 
 
 def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = True, withheld: Iterable[Path] = (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from book.grading.withheld_modules import imports_from_book
 MAX_BYTES = 8 << 20
 MAX_CELLS = 1000  # all cells of an answer are run, and each is compared with each cell of the lab
 MAX_NOTES, MAX_NOTE_CHARS = 20, 200
+SETS_SEED = re.compile(r"^SEED\s*=[^=]", re.M)
 EDITED = "was edited, which changes nothing"
 
 
@@ -49,7 +51,7 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         _AnswerReader(own, found).read(cells)
     except RecursionError:  # a source that is a list of lists of lists
         raise SubmissionError("the file is not a notebook") from None
-    found.notes += _imports(found, lab)
+    found.notes += _imports(found, lab) + _seeds(found)
     other = _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
     if other:  # its cells differ anyway, without having been edited
         found.notes = other + [note for note in found.notes if not note.endswith(EDITED)]
@@ -110,6 +112,12 @@ def _imports(found: Submission, lab: NotebookNode) -> list[str]:
     given = set().union(*(imports_from_book(c.source) for c in code_cells(lab)
                           if marks(c)["kind"] == "setup" and not simulated(c)))
     return ["answers import from the book: " + ", ".join(sorted(names - given))] if names - given else []
+
+
+def _seeds(found: Submission) -> list[str]:
+    """A note on answers that give `SEED` another value, after which no check prints what it must."""
+    sets = sorted(name for name, sources in found.answers.items() if any(map(SETS_SEED.search, sources)))
+    return [f"the answer {name} sets SEED: its checks then print other numbers, and fail" for name in sets]
 
 
 def _other_variant(theirs: str | None, ours: str | None) -> list[str]:

@@ -74,6 +74,17 @@ function num_passes(zero_stage, num_micro_batches = 1) {
 }
 
 /**
+ * Messages that a rank of a pipeline sends for one micro-batch: the most that one does, and the mean over ranks.
+ * @param {number} num_ranks
+ * @param {number} stages_per_rank
+ * @returns {number[]}
+ */
+function pipeline_sends(num_ranks, stages_per_rank = 1) {
+  const [p, v] = [num_ranks, stages_per_rank];
+  return p === 1 ? [0, 0] : [2 * v - (p === 2 ? 1 : 0), (2 * (p * v - 1)) / p];
+}
+
+/**
  * Bytes that each rank sends in a training step with sharded state.
  * @param {number} zero_stage
  * @param {number} num_shards
@@ -85,4 +96,4 @@ function sharded_sent_bytes(zero_stage, num_shards, num_bytes) {
   return (gradients + parameters) * BUS_FACTORS.all_gather(num_shards) * num_bytes;
 }
 
-export { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, sharded_sent_bytes };
+export { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, pipeline_sends, sharded_sent_bytes };

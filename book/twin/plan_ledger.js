@@ -1,4 +1,5 @@
 /* The twin of book/cost/ledger.py: what a GPU holds, sends and waits for in a training step, and what limits. */
+import { pipeline_sends } from "./plan_bytes.js";
 import { estimate } from "./plan_step.js";
 
 const AXES = ["tp", "cp", "ep", "pp", "dp"];
@@ -8,11 +9,13 @@ function spans({ pp, dp, tp, cp, ep }) {
   return { tp, cp: tp * cp, ep: tp * ep, pp: pp * dp * tp * cp, dp: tp * cp * dp };
 }
 
-/** The share of an axis's bytes that leaves a node: of a ring with k members on each node, one hop in k. */
+/** The share of an axis's bytes that leaves a node: of a ring or pipeline with k members on each, one hop in k. */
 function crossing(layout, axis, node) {
   const [span, size] = [spans(layout)[axis], layout[axis]];
-  if (span <= node) return 0;
+  if (span <= node || size === 1) return 0;
   const near = Math.max(Math.floor(node / Math.floor(span / size)), 1);
+  const v = layout.stages_per_rank;
+  if (axis === "pp") return (v * Math.ceil(size / near) - 1) / (v * size - 1); // the last stage sends no further
   return axis === "ep" ? (size - near) / (size - 1) : 1 / near;
 }
 
@@ -32,7 +35,9 @@ function entry(model, machine, layout, sequences, each, large_share) {
   const found = estimate(model, cluster, layout, sequences, each);
   const none = { parameters: 0, gradients: 0, optimizer: 0 };
   const part = name => estimate(model, cluster, layout, sequences, { ...none, [name]: each[name] }).state_bytes;
-  const sent = share => AXES.reduce((all, axis) => all + found[`${axis}_bytes`] * share(axis), 0);
+  const [most, mean] = pipeline_sends(layout.pp, layout.stages_per_rank);
+  const bytes = { pp_bytes: (found.pp_bytes * mean) / Math.max(most, 1) };
+  const sent = share => AXES.reduce((all, axis) => all + { ...found, ...bytes }[`${axis}_bytes`] * share(axis), 0);
   const far = sent(axis => crossing(layout, axis, cluster.gpus_per_node));
   const exposed_s = AXES.reduce((all, axis) => all + found[`${axis}_s`], 0);
   return {

@@ -21,7 +21,7 @@ function attention({ model, cluster, tokens, tp }) {
 /** Of a layer's forward and backward, for one micro-batch: an (m, k) by (k, n) goes back as (m, n, k), (k, m, n). */
 function products(terms) {
   const { model, tokens, tp: t, ep, cluster } = terms;
-  const { linear_speedup: fast, grouped_share } = cluster.overheads;
+  const fast = cluster.overheads.linear_speedup;
   const dense = model.mlp_out - model.routed * model.expert_width;
   const gates = model.mlp_in / model.mlp_out;
   let [forward, backward] = attention(terms);
@@ -41,14 +41,15 @@ function products(terms) {
     [model.width, gates * model.expert_width],
     [model.expert_width, model.width],
   ];
-  if (model.routed > 0) add((tokens * model.routed) / t / grouped_share, model.num_experts / ep, experts);
+  if (model.routed > 0) add((tokens * model.routed) / t, model.num_experts / ep, experts);
   return [forward, backward];
 }
 
 /** Products, passes over memory, and what a layer's forward or backward takes beyond both to be launched. */
 function computed(terms) {
-  const { cluster, again, selective } = terms;
-  const least = cluster.overheads.launch_s;
+  const { cluster, model, again, selective } = terms;
+  const { launch_s: least, expert_launch_s } = cluster.overheads;
+  const waits = model.routed > 0 ? expert_launch_s : 0;
   const [forward, backward] = products(terms);
   const whole = terms.kept(null); // a third of the passes are in the forward, which recomputation repeats
   const rate = cluster.num_passes / cluster.memory_bytes_per_s;
@@ -61,7 +62,7 @@ function computed(terms) {
   return {
     matmul_s: often * (forward + backward + again * forward + scores),
     elementwise_s: often * (whole + repeated) * rate,
-    launch_s: often * (ahead + behind),
+    launch_s: often * (ahead + behind + (3 + again) * waits),
   };
 }
 
@@ -93,7 +94,7 @@ function waited(terms, sent) {
   const bytes = reductions * ring_sent_bytes(tp, terms.between_bytes);
   const hops = tp > node ? reductions * 2 * over.hop_s * log2(tp) : 0;
   const [forward, backward] = attention(terms);
-  const ring_s = sent.cp_bytes / bandwidth(terms, tp * cp, max(floor(node / tp), 1));
+  const ring_s = sent.cp_bytes / bandwidth(terms, tp * cp); // each hop is from one GPU to one other
   const sends = pp > 1 ? 2 * v * m * over.send_node_s * max(num_gpus / node - 1, 0) : 0;
   return {
     tp_s: (1 - over.tensor_hidden_share) * often * (bytes / bandwidth(terms, tp, min(tp, node)) + hops),
@@ -104,10 +105,12 @@ function waited(terms, sent) {
   };
 }
 
-/** Seconds of a byte to experts: a part crosses to other nodes on the GPU's own card, the rest does not. */
-function dispatched({ cluster, ep }) {
+/** Seconds of a byte to experts: once for each node it crosses on the GPU's own card, the rest stays inside. */
+function dispatched({ cluster, model, ep }) {
   const { gpus_per_node: node, overheads } = cluster;
-  const across = max(ep - node, 0) / max(ep - 1, 1);
+  const [nodes, often] = [max(ep / node, 1), max(model.routed, 1)];
+  const once = (nodes * (1 - (1 - 1 / nodes) ** often)) / often;
+  const across = (once * max(ep - node, 0)) / max(ep - 1, 1);
   return max(
     across / (cluster.across_bytes_per_s * overheads.across_share),
     (1 - across) / (cluster.inside_bytes_per_s * overheads.inside_share),

@@ -1,6 +1,6 @@
 /* The twin of book/cost/step.py: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step. */
 import { ring_sent_bytes } from "./links.js";
-import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes } from "./plan_bytes.js";
+import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, pipeline_sends } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
 const { max, min, ceil } = Math;
@@ -93,18 +93,18 @@ class Terms {
     return [...state_bytes(this.parameters, zero_stage, shards, each), ...experts].reduce((a, b) => a + b);
   }
 
-  /** By axis, of a rank in the middle. */
+  /** By axis, of the rank that sends most. */
   sent() {
     const { model, tp, cp, ep, again, between_bytes } = this;
     const repeated = 2 * again * ring_sent_bytes(tp, between_bytes);
-    const keys = (2 * this.tokens * model.key_value_width) / tp;
+    const hop = cp > 1 ? (2 * this.tokens * model.key_value_width) / tp : 0;
     const tokens = (2 * this.tokens * model.width * model.routed) / tp;
     const often = this.m * this.layers;
     return {
       tp_bytes: often * (tensor_parallel_sent_bytes(tp, between_bytes, this.sequence_parallel) + repeated),
-      cp_bytes: often * (3 + again) * (cp - 1) * keys,
+      cp_bytes: often * ((3 + again) * (cp - 1) + 1) * hop, // the gradients of keys and values go home
       ep_bytes: ((often * (4 + 2 * again) * (ep - 1)) / ep) * tokens,
-      pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
+      pp_bytes: (pipeline_sends(this.pp, this.v)[0] * this.m * between_bytes) / tp,
       dp_bytes: this.replicas_send() + this.between_replicas(),
     };
   }
