@@ -328,7 +328,7 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
     loads = expert_loads(8, 2, 3)
     assert says.count(f"{max(loads):.2f} times as long") == 2
-    assert f"or {100 * sum(max(load - 1.25, 0) for load in loads) / 8:.1f} % dropped at a factor of 1.25" in says
+    assert f"or {100 * sum(max(load - 1.25, 0) for load in loads) / 8:.1f} % are dropped at a factor of 1.25" in says
     again = entry("mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8, recompute="half"))
     assert f"recompute half, which holds {again.memory_bytes / 1e9:.0f} GB" in says
     # of three passes over the experts, in each of eight micro-batches, seven eighths go to other nodes
