@@ -69,7 +69,9 @@ def sizes(rows: Any, give: Any, take: Any, num_ranks: int) -> None:
 def exchange_failure(error: LaunchError) -> str:
     """An error of ranks that exchange rows, with a hint."""
     return with_hint(error, {"is not what the other expects": "take[r] is what rank r gives to this rank. Only rank r "
-                             "knows that: exchange the counts first, and then the rows"})
+                             "knows that: exchange the counts first, and then the rows",
+                             "does not divide equally": "one number is sent for each expert, so as many for each rank. "
+                             "bincount stops at the largest expert that is chosen: give it minlength=num_experts"})
 
 
 def dispatched(got: Sequence[Any], tokens: Sequence[Any], routed: Routed, case: str) -> float:
@@ -92,6 +94,19 @@ def dispatched(got: Sequence[Any], tokens: Sequence[Any], routed: Routed, case: 
              "tokens and columns have to be in the order in which the rows are sent")
         _require_experts(experts, rank, parts, routed, where)
     return sum(magnitude(rows) for rows, _, _ in got)
+
+
+def gradients_come_home(gradients: Sequence[Any], kept: Sequence[Any], case: str) -> None:
+    """Where each row that arrived sends a 1 back, a token's gradient must be 1 for each of its choices that is kept."""
+    for rank, (gradient, own) in enumerate(zip(gradients, kept)):
+        where = f"{case}, rank {rank}"
+        require(gradient is not None, f"{where}: the rows that arrive have no gradient for their tokens. Send them "
+                "with exchange, which sends each row's gradient back: dist.all_to_all_single alone has no backward")
+        counts = dense(own).sum(1)
+        want = np.repeat(counts[:, None], dense(gradient).shape[-1], axis=1)
+        found = held(rank, "the tokens' gradient", gradient, want.shape)
+        same(f"{where}, the tokens' gradient", found, want, want, lambda: "each row sends its gradient back to its "
+             "token, once for each choice that is kept")
 
 
 class Trip(NamedTuple):

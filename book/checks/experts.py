@@ -189,7 +189,7 @@ def bias_moved(got: Any, bias: Any, counts: Any, rate: float, case: str) -> floa
         (rate * np.sign(error), "the old bias is lost: the steps add up"),
         (b + np.sign(error), "the rate is missing"),
         (b, "the bias has not moved")], "it should go up by rate where the count is below the mean of the counts, down "
-        "by rate where it is above"))
+        "by rate where it is above. The mean need not be whole"))
     return magnitude(found)
 
 
