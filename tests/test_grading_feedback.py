@@ -13,8 +13,9 @@ from attack_lab import USERS, Course, answered, attack_lab
 from nbformat import NotebookNode
 
 from book.collectives import ring_all_reduce
-from book.grading import feedback
+from book.grading import feedback, similar
 from book.grading.lab import code_cells, marks, read_lab
+from book.grading.release import without_solutions
 from book.grading.report import student_page
 from book.grading.run import run
 from book.grading.submission import Submission
@@ -155,3 +156,59 @@ def test_the_notebook_has_the_answers_and_what_was_said(tmp_path: Path) -> None:
     assert by_id["check-1"].outputs[0].text == "When this was graded: check-1: too large\n"
     assert by_id["check-2"].outputs[0].text == "When this was graded: passed\n"
     assert not [cell for cell in back.cells if marks(cell).get("hidden")]
+
+
+COPIED = '''
+# my own work
+def reduce_scatter_step(parts, k):
+    "Mine."
+    me, n = dist.get_rank(), dist.get_world_size()
+    send = parts[(me - k) % n]
+    keep = parts[(me - k - 1) % n]
+    got = torch.empty_like(keep)
+    both = [dist.P2POp(dist.isend, send, (me + 1) % n),
+            dist.P2POp(dist.irecv, got, (me - 1) % n)]
+    for one in dist.batch_isend_irecv(both): one.wait()
+    keep += got
+'''
+ANOTHER = '''
+def reduce_scatter_step(chunks, step):
+    size = dist.get_world_size()
+    rank = dist.get_rank()
+    left, right = (rank + size - 1) % size, (rank + 1) % size
+    target = chunks[(left - step) % size]
+    buffer = torch.zeros_like(target)
+    if rank % 2:
+        dist.recv(buffer, left)
+        dist.send(chunks[(rank - step) % size], right)
+    else:
+        dist.send(chunks[(rank - step) % size], right)
+        dist.recv(buffer, left)
+    target.add_(buffer)
+'''
+
+
+def test_a_copy_with_other_names_is_alike_and_another_way_is_not() -> None:
+    name = "reduce-scatter-step"
+    again = COPIED.replace("parts", "blocks").replace("# my own work", "# by me")
+    given = {"ada": ANOTHER, "bob": COPIED, "eve": again, "joe": "def ("}
+    found = list(similar.pairs(ring(), {student: {name: [source]} for student, source in given.items()} | {"sue": {}}))
+    assert {(pair.exercise, pair.one, pair.other, pair.share) for pair in found} == {
+        (1, "bob", "eve", 1), (1, "bob", similar.PUBLISHED, 1), (1, "eve", similar.PUBLISHED, 1)}
+
+
+def test_what_the_exercise_makes_all_write_says_nothing() -> None:
+    """The stub counts for nothing, and neither does an answer that a third of the class has written."""
+    stub = {marks(cell)["id"]: [without_solutions(cell.source, 1)[0]] for cell in code_cells(ring())
+            if marks(cell)["kind"] == "answer"}
+    assert not list(similar.pairs(ring(), {"ada": stub, "bob": stub}))
+    everybody = {f"student {n}": {"reduce-scatter-step": [ANOTHER]} for n in range(9)}
+    assert not list(similar.pairs(ring(), everybody))
+
+
+@pytest.mark.parametrize("one, other, same", [
+    ("def f(a: int) -> int:\n    return a + 1", "def g(value):\n    'Adds.'\n    return value + 1  # one", True),
+    ("x = dist.isend(t, 1)", "x = dist.irecv(t, 1)", False), ("x = y + 1", "x = y + 2", False),
+    ("for i in range(3):\n    a[i] = b", "for k in range(3):\n    a[k] = b", True)])
+def test_own_names_comments_and_hints_make_no_difference(one: str, other: str, same: bool) -> None:
+    assert (similar.plain(one) == similar.plain(other)) == same

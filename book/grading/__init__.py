@@ -19,7 +19,8 @@
     report        CSV, JSON, Gradescope, HTML, right while grading runs; `upload` is what systems import again
     feedback      what failed, once more with nothing that the student's copy does not have: messages and pictures
     autograder    a lab as what Gradescope, a container or GitHub Classroom runs by itself
+    similar       answers that are alike beyond what their exercise makes alike
     check         a student's own check
 
-`python -m book.grading lint | mutate | release | check | grade | autograder` is the command line of it all.
+`python -m book.grading lint | mutate | release | check | grade | autograder | similar` is the command line of it all.
 """

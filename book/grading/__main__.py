@@ -1,4 +1,4 @@
-"""Command line: python -m book.grading lint | mutate | release | check | grade | autograder"""
+"""Command line: python -m book.grading lint | mutate | release | check | grade | autograder | similar"""
 from __future__ import annotations
 
 import argparse
@@ -38,11 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The six verbs and their options."""
+    """The seven verbs and their options."""
     top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
     for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade,
-                     _add_autograder):
+                     _add_autograder, _add_similar):
         add_verb(verbs)
     return top
 
@@ -120,6 +120,15 @@ def _add_autograder(verbs: Verbs) -> None:
     verb.set_defaults(run=autograder)
 
 
+def _add_similar(verbs: Verbs) -> None:
+    verb = verbs.add_parser("similar", help="which answers are alike beyond what their exercise makes alike?")
+    verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
+    verb.add_argument("submissions", type=Path, help="as for grade")
+    verb.add_argument("--from", dest="system", default="folder", metavar="SYSTEM", help="as for grade")
+    verb.add_argument("-o", "--out", type=Path, help="a CSV file for the pairs")
+    verb.set_defaults(run=similar)
+
+
 def lint(options: Any) -> int:
     """Prints what is wrong with labs."""
     from book.grading.lab import read_notebook
@@ -189,6 +198,31 @@ def autograder(options: Any) -> int:
     from book.grading.autograder import write_autograder
 
     print(write_autograder(options.system, options.lab, options.out, options.unsafe_no_sandbox))
+    return 0
+
+
+def similar(options: Any) -> int:
+    """Prints the pairs of students whose answers are alike."""
+    from book.grading.exports import entries
+    from book.grading.lab import read_lab
+    from book.grading.similar import ALIKE, pairs, pairs_csv
+    from book.grading.submission import SubmissionError, read_submission
+
+    lab, answers = read_lab(options.lab), {}
+    with tempfile.TemporaryDirectory(prefix=HANDED_IN) as unpacked:
+        for entry in entries(options.system, options.submissions, options.lab.name, Path(unpacked))[0]:
+            try:
+                answers[f"{entry.student} {entry.id}".strip()] = (
+                    read_submission(entry.path, lab).answers if entry.path else {})
+            except SubmissionError as error:
+                print(f"{entry.student}: {error}", file=sys.stderr)
+    found = list(pairs(lab, answers))
+    for pair in found:
+        print(f"exercise {pair.exercise}: {pair.one} and {pair.other}: {100 * pair.share:.0f} %")
+    print(f"{len(answers)} submissions, {len(found)} pairs with {100 * ALIKE:.0f} % or more in common. Alike is not "
+          "copied: read both, and talk with the students")
+    if options.out:
+        options.out.write_text(pairs_csv(found), encoding="utf-8-sig")
     return 0
 
 
