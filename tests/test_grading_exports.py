@@ -21,11 +21,12 @@ from attack_lab import USERS, Course as GradedCourse, answered, attack_lab
 from hypothesis import given, settings, strategies as st
 
 from book.grading.__main__ import main
+from book.grading.by_hand import read_by_hand
 from book.grading.course import Course
 from book.grading.exports import MAX_INNER_FILES, ExportError, entries, when
 from book.grading.handed_in import slug
 from book.grading.lab import points as lab_points
-from book.grading.report import BOM, Record, Reports
+from book.grading.report import BOM, Record, Reports, grades_csv, student_page
 from book.grading.roster import RosterError, Rules, in_words, read_roster
 from book.grading.submission import MAX_BYTES
 from book.grading.upload import upload_csv
@@ -320,6 +321,35 @@ def test_moodle_finds_identifier_grade_and_time(tmp_path: Path) -> None:
     assert table["Participant 5504"]["Grade"] == "8", "who is not on the worksheet keeps the number of the folder"
     assert table["Participant 5501"]["Last modified (grade)"] == "-"
     assert table["Participant 5501"]["Feedback comments"] == "exercise 1: 8 of 12, a check failed"
+
+
+BY_HAND = 'id,Essay (5),Essay comment,Figure (2)\n101,4.5,"Say why, too.",2\n102,,,1\n'
+
+
+def test_questions_graded_by_hand_are_in_the_totals(tmp_path: Path) -> None:
+    (tmp_path / "hand.csv").write_text(BY_HAND)
+    found = Course.read("canvas", export("canvas", True, tmp_path), LAB, tmp_path / "unpacked", None, Rules(),
+                        tmp_path / "hand.csv")
+    records = told(found)
+    ada, grace, jean = (records[name] for name in ("lovelaceada", "hoppergrace", "picardjeanluc"))
+    assert (ada["points"], ada["max_points"]) == (8 + 4.5 + 2, 12 + 5 + 2)
+    assert ada["by_hand"][0]["comment"] == "Say why, too."
+    assert (grace["points"], grace["max_points"]) == (9, 19)
+    assert grace["notes"][-1] == "not graded by hand yet: Essay"
+    assert jean["notes"][-1] == "not graded by hand yet: Essay, Figure" and jean["max_points"] == 19
+    table = rows(grades_csv([ada, grace]))
+    assert [row["Essay"] for row in table] == ["4.5", ""] and [row["points"] for row in table] == ["14.5", "9"]
+    assert "Say why, too." in student_page(ada, "ring")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("id,name\n1,A\n", 'has no question: a column is called "Essay \\(5\\)"'),
+    ("id,Essay (5)\n1,many\n", "Essay \\(5\\): many is no number of points"),
+    ("id,Essay (5)\n1,6\n", "6 is not from 0 to 5 points"), ("id,Essay (5)\n1,-1\n", "-1 is not from 0 to 5 points")])
+def test_bad_points_by_hand_are_refused_in_a_sentence(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "hand.csv").write_text(text)
+    with pytest.raises(RosterError, match=words):
+        read_by_hand(tmp_path / "hand.csv")
 
 
 def test_a_system_that_imports_nothing_has_no_file() -> None:

@@ -4,7 +4,8 @@
     release       student copies, variants
     submission    a submission, read as untrusted data; `recognised` finds the lab's cells in one
     course        who handed in what and when: `handed_in` finds it in a folder, `exports` in what Canvas, Moodle,
-                  Gradescope, nbgrader and GitHub Classroom export; `roster` is who is in the course, and who was late
+                  Gradescope, nbgrader and GitHub Classroom export; `roster` is who is in the course, and who was late;
+                  `by_hand` are questions that the instructor grades
     sandbox       bubblewrap around untrusted code, and its limits; `calls` are the system calls that it refuses
     kernel        a Jupyter kernel in that sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts,

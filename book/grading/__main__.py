@@ -94,6 +94,8 @@ def _add_grade(verbs: Verbs) -> None:
                       help="canvas, moodle, gradescope, nbgrader or classroom (GitHub's); default: folder")
     verb.add_argument("--roster", type=Path, metavar="CSV",
                       help="the course's students: id, name, email, section, login, due; or a system's own file")
+    verb.add_argument("--by-hand", type=Path, metavar="CSV",
+                      help='points of questions graded by hand: a student a line, a column "Essay (5)" a question')
     verb.add_argument("--column", help="name of the assignment in the file to upload (default: the lab's name)")
     verb.add_argument("--due", metavar="TIME", help="2026-12-01T23:59, or with a zone: 2026-12-01T23:59+01:00")
     verb.add_argument("--late-per-day", type=float, default=0.0, metavar="PERCENT",
@@ -269,7 +271,8 @@ def _course(options: Any, unpacked: Path) -> Course:
     if not options.submissions.exists():
         raise ValueError(f"{options.submissions} is not there")
     rules = Rules(due, options.late_per_day, options.late_days)
-    course = Course.read(options.system, options.submissions, options.lab.name, unpacked, options.roster, rules)
+    course = Course.read(options.system, options.submissions, options.lab.name, unpacked, options.roster, rules,
+                         options.by_hand)
     if not course.entries:
         raise ValueError(f"there are no submissions in {options.submissions}: put a notebook, or a folder with one, "
                          "there for each student")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from book.grading.by_hand import not_graded, questions, read_by_hand
 from book.grading.exports import entries
 from book.grading.handed_in import Entry, printable, slug
 from book.grading.report import Record
@@ -20,9 +21,11 @@ class Course:
     missing: list[Student] = field(default_factory=list)
     rules: Rules = field(default_factory=Rules)
     has_roster: bool = False
+    by_hand: list[Student] = field(default_factory=list)  # the lines of questions that are graded by hand
 
     @classmethod
-    def read(cls, system: str, source: Path, lab_name: str, into: Path, roster: Path | None, rules: Rules) -> Course:
+    def read(cls, system: str, source: Path, lab_name: str, into: Path, roster: Path | None, rules: Rules,
+             by_hand: Path | None = None) -> Course:
         """Reads an export and the roster. Raises ExportError and RosterError where one of them can't be read."""
         students = read_roster(roster) if roster else []
         logins = [student.login for student in students if student.login]
@@ -30,7 +33,7 @@ class Course:
         known = placed(found, students)
         there = {id(student) for student in known.values()}
         return cls(found, skipped, known, [student for student in students if id(student) not in there], rules,
-                   roster is not None)
+                   roster is not None, read_by_hand(by_hand) if by_hand else [])
 
     def told(self, entry: Entry, record: Record) -> Record:
         """An entry's record with the student's ids, what lateness costs, and what an instructor should look at."""
@@ -39,11 +42,13 @@ class Course:
         if student:
             due, handed_in = student.due or due, handed_in or student.handed_in
         late = self.rules.lateness(handed_in, due)
-        share = self.rules.share(late)
-        points = record["points"] if share == 1 else round(record["points"] * share, 2)
+        share, asked = self.rules.share(late), self._asked(entry)
+        earned = record["points"] + sum(question["points"] or 0 for question in asked)
+        points = earned if share == 1 else round(earned * share, 2)
         return record | _ids(student, entry.id) | {
             "student": student.name or record["student"] if student else record["student"], "points": points,
-            "earned": record["points"], "late": in_words(late) if late else "",
+            "max_points": record["max_points"] + sum(question["max_points"] for question in asked),
+            "earned": earned, "late": in_words(late) if late else "", "by_hand": asked,
             "notes": record["notes"] + self._notes(entry, student, due, handed_in)}
 
     def _notes(self, entry: Entry, student: Student | None, due: datetime | None,
@@ -54,15 +59,26 @@ class Course:
         if due and handed_in is None:
             notes.append("when it was handed in is not known" + (", but it was late" if entry.late else ""))
         twice = [other for other, known in self.known.items() if student and known is student and other != entry.slug]
+        waiting = [question["title"] for question in self._asked(entry) if question["points"] is None]
+        notes += [f"not graded by hand yet: {', '.join(waiting)}"] if waiting else []
         return notes + (["this student handed in more than once"] if twice else [])
+
+    def _asked(self, entry: Entry) -> list[Record]:
+        """The questions of an entry's student that are graded by hand."""
+        if not self.by_hand:
+            return []
+        line = placed([entry], self.by_hand).get(entry.slug)
+        return questions(line) or not_graded(questions(self.by_hand[0]))
 
     def records_of_missing(self, max_points: dict[int, int]) -> list[Record]:
         """Records of the students in the roster who handed in nothing."""
         exercises = {str(n): {"points": 0, "max_points": most, "status": "nothing was handed in", "checks": []}
                      for n, most in max_points.items()}
+        asked = questions(self.by_hand[0]) if self.by_hand else []
         return [{"student": printable(student.name or student.id), "slug": slug(f"{student.name} {student.id}"),
                  "error": "nothing was handed in", "notes": [], "exercises": exercises, "points": 0, "earned": 0,
-                 "late": "", "max_points": sum(max_points.values()), "missing": True} | _ids(student, student.id)
+                 "late": "", "max_points": sum(max_points.values()) + sum(q["max_points"] for q in asked),
+                 "by_hand": not_graded(asked), "missing": True} | _ids(student, student.id)
                 for student in self.missing]
 
 

@@ -104,12 +104,14 @@ def grades_csv(records: Sequence[Record]) -> str:
     numbers = list(records[0]["exercises"]) if records else []
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["student", "id", "email", "section", *(f"exercise {n}" for n in numbers), "late", "points",
-                     "max points", "error", "notes"])
+    asked = [question["title"] for question in records[0].get("by_hand", [])] if records else []
+    writer.writerow(["student", "id", "email", "section", *(f"exercise {n}" for n in numbers), *map(no_formula, asked),
+                     "late", "points", "max points", "error", "notes"])
     for record in records:
         who = [no_formula(record.get(key, "")) for key in ("student", "id", "email", "section")]
         words = [no_formula(text) for text in (record["error"] or "", "; ".join(record["notes"]))]
         earned = [record["exercises"][n]["points"] for n in numbers]
+        earned += ["" if q["points"] is None else q["points"] for q in record.get("by_hand", [])]
         writer.writerow([*who, *earned, record.get("late", ""), record["points"], record["max_points"], *words])
     return text.getvalue()
 
@@ -125,6 +127,9 @@ def gradescope(record: Record) -> Record:
     tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"], "visibility": "visible",
               "output": "\n".join([*_outcome(e), _shown(_message(e), printable)]).strip()}
              for n, e in record["exercises"].items()]
+    tests += [{"name": question["title"], "score": question["points"] or 0, "max_score": question["max_points"],
+               "visibility": "visible", "output": printable(question["comment"])}
+              for question in record.get("by_hand", [])]
     told = "; ".join(filter(None, [record["error"], *record["notes"]]))
     return {"score": record["points"], "output": printable(told), "stdout_visibility": "hidden", "tests": tests}
 
@@ -157,6 +162,9 @@ def student_page(record: Record, lab: str) -> str:
     rows = "".join(f'<tr><td class="n">{_safe(n)}</td><td class="n">{e["points"]} / {e["max_points"]}</td>'
                    f'<td>{"<br>".join(map(html.escape, _outcome(e)))}</td></tr>'
                    for n, e in record["exercises"].items())
+    rows += "".join(f'<tr><td class="n">{_safe(q["title"])}</td><td class="n">'
+                    f'{"–" if q["points"] is None else q["points"]} / {q["max_points"]}</td>'
+                    f'<td>{_safe(q["comment"])}</td></tr>' for q in record.get("by_hand", []))
     notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
     return _page(f"{lab}: {record['student']}",
                  f"<p>{record['points']} of {record['max_points']} points{_lateness(record)}.</p>"
