@@ -309,6 +309,15 @@ def test_chapter_8_says_what_long_sequences_cost() -> None:
     assert f"still trains on {speed(wide)} tokens" in says
 
 
+def test_chapter_7_says_what_the_ledger_counts_as_waiting() -> None:
+    says, over = told(7), cluster_of("h100", 64, SOFTWARE[0]).overheads
+    assert (f"at the slower of {450 * over.inside_share:.0f} GB/s and the cards of their ring, each "
+            f"{50 * over.across_share:.0f}") in says
+    assert f"less {100 * over.tensor_hidden_share:.0f} %" in says
+    assert f"to {100 * (1 - over.stage_hidden_share):.0f} % if they do" in says
+    assert f"the last {100 * over.hidden_share:.0f} % of the last backward" in says
+
+
 def test_chapter_9_says_what_experts_cost() -> None:
     says, model, sequences = told(9), MODELS["mixtral-8x7b"], 512
     over = cluster_of("h100", 64, SOFTWARE[0]).overheads
