@@ -212,4 +212,6 @@ def _builds_on(name: str, lab: NotebookNode) -> str:
         others = sorted(needed(lab, number) - {number})
         if others:
             lines.append(f"  - exercise {number} also runs your {plural('answer', len(others))} to {joined(others)}")
+    if len(lines) == 1:
+        lines[0] += ": each exercise stands alone"
     return "\n".join(lines)
