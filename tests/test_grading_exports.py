@@ -342,6 +342,19 @@ def test_questions_graded_by_hand_are_in_the_totals(tmp_path: Path) -> None:
     assert "Say why, too." in student_page(ada, "ring")
 
 
+def test_no_points_by_hand_are_lost(tmp_path: Path) -> None:
+    """A line finds its student by the roster's id, where the export knows a login; who is nowhere is named."""
+    (tmp_path / "hand.csv").write_text("id,Essay (5)\ns1,3\ns5,4\ns9,5\n")
+    (tmp_path / "roster.csv").write_text(ROSTERS["classroom"])
+    found = Course.read("classroom", export("classroom", True, tmp_path), LAB, tmp_path / "unpacked",
+                        tmp_path / "roster.csv", Rules(), tmp_path / "hand.csv")
+    records = told(found)
+    assert records["Ada Lovelace"]["points"] == 8 + 3, "s1 hands in as ada"
+    assert records["Alan Turing"]["points"] == 4
+    assert "s5,4,17" in upload_csv("classroom", list(records.values()), "ring")
+    assert found.unplaced == ["s9"]
+
+
 @pytest.mark.parametrize("text, words", [
     ("id,name\n1,A\n", 'has no question: a column is called "Essay \\(5\\)"'),
     ("id,Essay (5)\n1,many\n", "Essay \\(5\\): many is no number of points"),

@@ -251,7 +251,7 @@ def grade(options: Any) -> int:
     reports.close()
     print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
           f"{options.out}")
-    return int(_warn(options, course.skipped, records, missing))
+    return int(_warn(options, course, records, missing))
 
 
 def _packed(options: Any) -> bool:
@@ -298,14 +298,15 @@ def _graded_with_bar(options: Any, course: Course, reports: Reports) -> list[dic
                       not options.no_feedback)
 
 
-def _warn(options: Any, skipped: list[str], records: list[dict[str, Any]], missing: list[dict[str, Any]]) -> bool:
+def _warn(options: Any, course: Course, records: list[dict[str, Any]], missing: list[dict[str, Any]]) -> bool:
     """Names on stderr what was skipped, left over or not graded; returns whether the grader failed."""
     from book.grading.grade import FAILED
     from book.grading.report import stale_pages
 
     failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
     stale = stale_pages([*records, *missing], options.out)
-    for names, told in ((skipped, "skipped, because they are not notebooks (.ipynb)"),
+    for names, told in ((course.skipped, "skipped, because they are not notebooks (.ipynb)"),
+                        (course.unplaced, "graded by hand, but neither handed in nor in the roster"),
                         (stale, "pages of an earlier run, without a submission now"),
                         (failed, "not graded, because the grader failed (run the same command again)")):
         if names:
