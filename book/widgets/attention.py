@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import SCORES, Trace
-from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
+from book.widgets.page import Data, Recorded, arranged
 from book.widgets.show import show
 from book.widgets.terms import origin
 from book.words import counted, in_bytes, joined
@@ -210,12 +209,6 @@ class AttentionPlayer(Recorded):
 
     def words(self) -> str:
         """The hops of each run, and its figures."""
-        parts = [heading(self.title)]
-        for name, trace, play in zip(names_of(self.traces), self.traces.values(), self._plays.values()):
-            if len(self.traces) > 1:
-                parts.append(f"<p>{escape(name)}:</p>")
-            said = ["".join(stress + rest for stress, rest, *_ in sentences).strip() for sentences in told(play)]
-            parts.append(listed([begin(play), *said]))
-            pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(trace, play))
-            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
-        return "".join(parts)
+        return self.runs_in_words(self.title, (
+            ([begin(play), *("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(play))],
+             figures(trace, play)) for trace, play in zip(self.traces.values(), self._plays.values())))

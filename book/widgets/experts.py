@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import CHOSEN, EXPERT, RETURNED, WORKED, Trace
-from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
+from book.widgets.page import Data, Recorded, arranged
 from book.widgets.show import show
 from book.widgets.terms import origin
 from book.words import agree, counted, joined, plural
@@ -184,11 +183,6 @@ class ExpertPlayer(Recorded):
 
     def words(self) -> str:
         """The stops of each run, and its figures."""
-        parts = [heading(self.title)]
-        for name, trace, visit in zip(names_of(self.traces), self.traces.values(), self._visits.values()):
-            if len(self.traces) > 1:
-                parts.append(f"<p>{escape(name)}:</p>")
-            parts.append(listed("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(visit)))
-            pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(visit))
-            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
-        return "".join(parts)
+        return self.runs_in_words(self.title, (
+            (("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(visit)), figures(visit))
+            for visit in self._visits.values()))

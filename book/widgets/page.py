@@ -10,6 +10,7 @@ from typing import Any
 
 from book.trace import Trace
 from book.widgets.registry import DATA_VERSION, standalone
+from book.widgets.terms import origin
 
 Data = dict[str, Any]
 
@@ -94,6 +95,17 @@ class Recorded(Page):
     def with_trace(self, what: Any) -> Page:
         """The same widget of another trace."""
         return type(self)({"": what}, self._given_title, None, None)
+
+    def runs_in_words(self, title: str, said: Iterable[tuple[Iterable[str], Iterable[Sequence[str]]]]) -> str:
+        """The words of all runs, of each what is `said`: its steps, and its figures as pairs of value and meaning."""
+        parts = [heading(title)]
+        for name, trace, (steps, figures) in zip(names_of(self.traces), self.traces.values(), said):
+            if len(self.traces) > 1:
+                parts.append(f"<p>{escape(name)}:</p>")
+            parts.append(listed(steps))
+            pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures)
+            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
+        return "".join(parts)
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Recorded, arranged, heading, listed, names_of
+from book.widgets.page import Recorded, arranged
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, Play, Tile, Tiles, read_play
 from book.widgets.show import show
 from book.widgets.terms import origin, spelled
@@ -67,15 +66,9 @@ class ShardedProduct(Recorded):
 
     def words(self) -> str:
         """The steps of each run, and its figures."""
-        parts = [heading(self.title)]
-        for name, trace, play in zip(names_of(self.traces), self.traces.values(), self._plays.values()):
-            if len(self.traces) > 1:
-                parts.append(f"<p>{escape(name)}:</p>")
-            texts = [begin(play), *(stress + rest for stress, rest, _ in told(play))]
-            parts.append(listed(texts))
-            pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(play))
-            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
-        return "".join(parts)
+        return self.runs_in_words(self.title, (
+            ([begin(play), *(stress + rest for stress, rest, _ in told(play))], figures(play))
+            for play in self._plays.values()))
 
 
 PHASES = {"collective": "1", "message": "1", "return": "2", "gradient": "2", "backward": "2"}  # of others: 0
