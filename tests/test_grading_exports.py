@@ -26,7 +26,7 @@ from book.grading.course import Course
 from book.grading.exports import MAX_INNER_FILES, ExportError, entries, when
 from book.grading.handed_in import slug
 from book.grading.lab import points as lab_points
-from book.grading.report import BOM, Record, Reports, grades_csv, student_page
+from book.grading.report import BOM, Record, Reports, gradescope, grades_csv, student_page
 from book.grading.roster import RosterError, Rules, in_words, read_roster
 from book.grading.submission import MAX_BYTES
 from book.grading.upload import upload_csv
@@ -340,6 +340,8 @@ def test_questions_graded_by_hand_are_in_the_totals(tmp_path: Path) -> None:
     table = rows(grades_csv([ada, grace]))
     assert [row["Essay"] for row in table] == ["4.5", ""] and [row["points"] for row in table] == ["14.5", "9"]
     assert "Say why, too." in student_page(ada, "ring")
+    assert gradescope(ada)["tests"][-2] == {"name": "Essay", "score": 4.5, "max_score": 5, "visibility": "visible",
+                                            "output": "Say why, too."}
 
 
 def test_no_points_by_hand_are_lost(tmp_path: Path) -> None:
