@@ -116,8 +116,8 @@ def right_but_unusual():
     received = torch.empty(4 * splits[rank])
     dist.all_to_all_single(received, torch.ones(10), [splits[rank]] * 4, splits)
     dist.all_gather_object([None] * 4, "x" * rank)
-    if rank < 2:
-        dist.all_reduce(torch.ones(3), group=dist.new_group([0, 1], use_local_synchronization=True))
+    pair = [rank // 2 * 2, rank // 2 * 2 + 1]  # each rank makes as many: from 2.14 on torch names later groups by that
+    dist.all_reduce(torch.ones(3 + rank // 2), group=dist.new_group(pair, use_local_synchronization=True))
     for root in range(4):
         dist.scatter(torch.empty(2), [torch.ones(2)] * 4 if rank == root else None, src=root)
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
