@@ -130,6 +130,7 @@ class Told:
     basis: str
     tuning: Tuning = FULL
     frozen_bytes: float = 0.0
+    memory_scale: float = 1.0
 
     @property
     def usable_bytes(self) -> float:
@@ -192,7 +193,7 @@ def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine
     frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, question.tuning)
     return Told(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
                 question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high, cost.step_s * worst, basis,
-                question.tuning, float(frozen[0]))
+                question.tuning, float(frozen[0]), question.memory_scale)
 
 
 def _name(model: str | Transformer) -> str:
@@ -264,6 +265,8 @@ def _about(found: Plan | Told, cluster: Cluster, batch: int, speed: str = "") ->
         yield f"         no step of {whose} was measured like this: what it reaches is taken from other machines"
     if found.tuning != FULL:
         yield from _tuned(found.tuning, found.model)
+    if found.tuning.train == "qlora" and (found.layout.pp > 1 or found.layout.tp > 1):
+        yield "         no software is known to cut weights in 4 bits by tp or pp: ZeRO-3 shards them"
 
 
 def _tuned(tuning: Tuning, model: Transformer) -> Iterator[str]:
@@ -279,14 +282,17 @@ def _tuned(tuning: Tuning, model: Transformer) -> Iterator[str]:
            f"{each.optimizer:.3g} of the optimizer{' in the memory of the host' if tuning.offload else ''}")
 
 
-def _held(cost: Estimate, usable: float, frozen: float) -> Iterator[str]:
-    """What a GPU holds, and whether that is close to what it has."""
+def _held(cost: Estimate, usable: float, frozen: float, room: float, scaled: bool) -> Iterator[str]:
+    """What a GPU holds, and how far that is from all it has, `room`: how much more than is counted a step may hold."""
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, temporary buffers "
            f"{cost.gathered_bytes / 1e9:.1f}")
-    most = np.percentile(1 / (1 + memory_errors()), 90)
-    if cost.memory_bytes <= usable < frozen + (cost.memory_bytes - frozen) * most:
-        yield f"         tight: one in ten measured steps held over {most - 1:.0%} more than is counted here"
+    left, varies = room - cost.memory_bytes, cost.memory_bytes - frozen
+    if left > 0:
+        most = np.percentile(1 / (1 + memory_errors()), 90) - 1
+        steps = f"; one in ten measured steps held over {most:.0%} more" + ": tight" * bool(left < most * varies)
+        yield (f"margin   {left / 1e9:.1f} GB to all {room / 1e9:.0f} GB of a GPU: a step may hold {left / varies:.0%} more "
+               f"than is counted{'' if scaled else steps}")
 
 
 def _told(found: Told) -> Iterator[str]:
@@ -297,7 +303,8 @@ def _told(found: Told) -> Iterator[str]:
         seconds = getattr(cost, part)
         if seconds >= 0.0005 * cost.step_s:
             yield f"{seconds:12.4g} s {seconds / cost.step_s:6.1%}  {WORDS[part]}"
-    yield from _held(cost, found.usable_bytes, found.frozen_bytes)
+    yield from _held(cost, found.usable_bytes, found.frozen_bytes, cluster.memory_bytes / found.memory_scale,
+                     found.memory_scale != 1.0)
     if not found.fits:
         yield f"         it does not fit: {cost.memory_bytes / found.usable_bytes - 1:.0%} too much"
         yield from other_layouts(found.model, cluster, found.layout, found.global_batch, found.tuning)
@@ -310,7 +317,8 @@ def _lines(found: Plan) -> Iterator[str]:
     if cost.mfu < 0.8 * mfu and found.tuning == FULL:
         yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
     best = found.search.best
-    yield from _held(cost, float(found.search.usable[best]), float(found.search.frozen[best]))
+    yield from _held(cost, float(found.search.usable[best]), float(found.search.frozen[best]),
+                     cluster.memory_bytes / found.memory_scale, found.memory_scale != 1.0)
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24

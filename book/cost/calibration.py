@@ -9,7 +9,7 @@ import numpy as np
 from book.columns import Columns
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import CONSTANTS, EACH, MACHINES, cluster_of, like
+from book.cost.machines import CONSTANTS, EACH, MACHINES, SOFTWARE, cluster_of, groups_of, like
 from book.cost.published import Published
 from book.cost.sizes import stacked
 from book.cost.step import costs
@@ -27,7 +27,7 @@ BY_SOFTWARE = ("efficiency", "num_passes", "attention_share", "launch_s", "acros
 BY_PAIR = ("attention_share", "across_share", "efficiency", "inside_share", "num_passes")
 MEMORY = {"kept_factor": 1.2, "logit_bytes": 8, "fixed_bytes": 2e9}
 OF_ONE = {"nanotron": {"send_node_s": 1e-3, "slowdown": 1.0}}
-TIGHT = 0.002  # how much a factor of e costs, beside a mean error of 1
+TIGHT = 0.002  # how much a factor of e costs, beside a mean error of 1; a tenth of it if it is one of a free group
 MOST_ERROR, LEAST_ERROR = 0.7, 0.02  # no single row counts for more: some were measured on a bad day
 
 
@@ -56,6 +56,10 @@ class Rows:
         """Seconds of each step."""
         return self.estimates(constants)["step_s"]
 
+    def touched(self, group: str) -> np.ndarray:
+        """Mask of the rows whose constants have a group's factors."""
+        return np.array([group in groups_of(machine, software) for machine, software, _ in self.pairs])[self._pair]
+
     def _clusters(self, kinds: Any) -> Cluster:
         """A cluster for each row, as one with arrays."""
         found = object.__new__(type(kinds))
@@ -74,7 +78,7 @@ def start(rows: Rows) -> dict[str, dict[str, float]]:
         gpu = like(machine)
         found[gpu] = dict.fromkeys(BY_GPU, 1.0)
         if gpu != machine:
-            found[machine] = dict.fromkeys(("efficiency", "attention_share"), 1.0)
+            found[machine] = dict.fromkeys(("efficiency", "attention_share", "launch_s"), 1.0)
         found[software] = {**dict.fromkeys(BY_SOFTWARE, 1.0), **OF_ONE.get(software, {})}
         found[f"{software} {gpu}"] = dict.fromkeys(BY_PAIR, 1.0)
     return found
@@ -84,10 +88,11 @@ def calibrated(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[st
     """The constants with the smallest error on measured steps, each of which counts as `weights` say.
 
     The error is about the mean of |log(estimate/measured)|, and a little for each factor that is not 1, so that GPUs
-    and software differ only where rows say so.
+    and software differ only where rows say so. A factor of software costs a tenth of one of a GPU or of a pair.
     """
     begin = start(rows)
-    return _moved(begin, lambda constants: np.log(rows.seconds(constants) / rows.measured_s), weights, num_rounds)
+    return _moved(begin, rows, lambda constants: np.log(rows.seconds(constants) / rows.measured_s), weights, num_rounds,
+                  ("all", *SOFTWARE))
 
 
 def calibrated_memory(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[str, dict[str, float]]:
@@ -106,15 +111,16 @@ def calibrated_memory(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> 
         over = np.log(found / np.where(held > 0, held, room))
         return np.where(held > 0, over, np.where(rows.measured_s > 0, np.maximum(over, 0), np.minimum(over, 0)))
 
-    return _moved(begin, off, weights, num_rounds)
+    return _moved(begin, rows, off, weights, num_rounds, ("all",))
 
 
-def _moved(begin: Constants, off_by: Callable[[Constants], np.ndarray], weights: np.ndarray,
-           num_rounds: int) -> dict[str, dict[str, float]]:
-    """Constants near `begin` with which what they are off by is small."""
+def _moved(begin: Constants, rows: Rows, off_by: Callable[[Constants], np.ndarray], weights: np.ndarray,
+           num_rounds: int, free: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Constants near `begin` with which what they are off by is small; those of `free` groups may be less near."""
     keys = [(group, name) for group, of in begin.items() for name in of]
     first = np.array([begin[group][name] for group, name in keys])
-    tight = TIGHT * np.array([0.1 if group == "all" else 1.0 for group, _ in keys])
+    tight = TIGHT * np.array([0.1 if group in free else 1.0 for group, _ in keys])
+    touched = np.column_stack([rows.touched(group) for group, _ in keys])
 
     def constants(point: np.ndarray) -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, float]] = {group: {} for group in begin}
@@ -125,22 +131,22 @@ def _moved(begin: Constants, off_by: Callable[[Constants], np.ndarray], weights:
     def off(point: np.ndarray) -> np.ndarray:
         return off_by(constants(point))
 
-    return constants(smallest(off, np.zeros(len(keys)), weights / weights.sum(), tight, num_rounds))
+    return constants(smallest(off, np.zeros(len(keys)), weights / weights.sum(), tight, num_rounds, touched))
 
 
 def smallest(off: Callable[[np.ndarray], np.ndarray], point: np.ndarray, weights: np.ndarray, tight: np.ndarray,
-             num_rounds: int) -> np.ndarray:
+             num_rounds: int, touched: np.ndarray) -> np.ndarray:
     """Where the weighted mean of |off| and of `tight` times the point's squares is small.
 
-    Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
+    `touched` marks the values of `off` (rows) that a coordinate of the point (columns) can change. Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
     levenberg1944 does).
     """
     def cost(at: np.ndarray, point: np.ndarray) -> float:
         return float((weights * np.minimum(np.abs(at), MOST_ERROR)).sum() + (tight * point**2).sum())
 
-    now, damping = off(point), 1e-3
+    now, damping, parts = off(point), 1e-3, _apart(touched)
     for _ in range(num_rounds):
-        slopes = np.column_stack([(off(point + 1e-4 * axis) - now) / 1e-4 for axis in np.eye(len(point))])
+        slopes = touched * sum(np.outer((off(point + 1e-4 * part) - now) / 1e-4, part) for part in parts)
         size = np.abs(now)
         strong = weights / np.clip(size, LEAST_ERROR, None) * (size < MOST_ERROR)
         square = slopes.T @ (strong[:, None] * slopes) + np.diag(tight + 1e-12)
@@ -156,3 +162,14 @@ def smallest(off: Callable[[np.ndarray], np.ndarray], point: np.ndarray, weights
         else:
             break
     return point
+
+
+def _apart(touched: np.ndarray) -> list[np.ndarray]:
+    """Sets of coordinates that can be moved at once, for no two of a set change the same value: a mask for each."""
+    parts: list[np.ndarray] = []
+    for j in range(touched.shape[1]):
+        fits = [part for part in parts if not (touched[:, part == 1].any(axis=1) & touched[:, j]).any()]
+        if not fits:
+            parts.append(np.zeros(touched.shape[1]))
+        (fits or parts[-1:])[0][j] = 1
+    return parts

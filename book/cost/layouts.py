@@ -63,8 +63,11 @@ class Layout:
 
     @property
     def spans(self) -> dict[str, int]:
-        """For each axis, over how many consecutive GPUs a group of it reaches: within a node if these are one's."""
-        return {"tp": self.tp, "cp": self.tp * self.cp, "ep": self.tp * self.ep, "pp": self.num_gpus,
+        """For each axis, over how many consecutive GPUs a group of it reaches: within a node if these are one's.
+
+        Experts are spread over the GPUs of tp too.
+        """
+        return {"tp": self.tp, "cp": self.tp * self.cp, "ep": self.ep, "pp": self.num_gpus,
                 "dp": self.tp * self.cp * self.dp}
 
     def mesh(self, ranks_per_node: int | None = None) -> Mesh:

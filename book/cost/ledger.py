@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
+import numpy as np
+
+from book.columns import Columns
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
 from book.cost.machines import EACH, SOFTWARE, cluster_of
 from book.cost.models import model_named
 from book.cost.state import StateBytes
 from book.cost.step import Estimate, estimate
+from book.cost.terms import Terms
 from book.cost.traffic import pipeline_sends
 from book.cost.transformer import Transformer
 
@@ -73,9 +78,9 @@ class Entry:
     """A line of the ledger: bytes that a GPU holds and sends, seconds of a step, and what limits.
 
     `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries. Of what it sends, the
-    mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k, and of a
-    pipeline one in k but for the end of its last stage, which has no hop. In
-    `exposed_s` of a step it computes nothing because it communicates, in `idle_s` because other stages of a pipeline
+    mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k (all of an
+    expert's shards, if ep fills nodes), and of a pipeline one in k but for the end of its last stage, which has no hop.
+    In `exposed_s` of a step it computes nothing because it communicates, in `idle_s` because other stages of a pipeline
     have not finished. `limit` is "memory" where `memory_bytes` are over `room_bytes`, a GPU's memory; else
     "communication" or "pipeline" if that takes a tenth of the step or more; else "computing".
     """
@@ -119,7 +124,9 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
     sent = {axis: float(getattr(found, f"{axis}_bytes")) for axis in AXES}
     most, mean = pipeline_sends(layout.pp, layout.stages_per_rank)
     sent["pp"] *= float(mean) / max(float(most), 1)
-    crossing = sum(sent[axis] * _crossing(layout, axis, cluster.gpus_per_node) for axis in AXES)
+    rings = Terms(model.sizes, cluster, Columns.from_rows(Layout, [layout]), sequences, each).rings()
+    crossing = (sum(sent[axis] * _crossing(layout, axis, cluster.gpus_per_node) for axis in AXES[:-1])
+                + sum(_leaving(*ring, cluster.gpus_per_node) for ring in rings))
     exposed_s = sum(getattr(found, f"{axis}_s") for axis in AXES)
     return Entry(
         state(StateBytes(each.parameters, 0, 0)), state(StateBytes(0, each.gradients, 0)),
@@ -128,8 +135,13 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
         sequences * model.num_tokens / found.step_s / layout.num_gpus, _limit(found, exposed_s, cluster))
 
 
+def _leaving(num_bytes: Any, span: Any, apart: Any, node: int) -> float:
+    """Bytes of a ring of data parallelism that leave a node: of one member's, the share of hops that do."""
+    return float(np.sum(num_bytes * (span > node) / np.maximum(node // apart, 1)))
+
+
 def _crossing(layout: Layout, axis: str, node: int) -> float:
-    """The share of an axis's bytes that leaves a node."""
+    """The share of another axis's bytes that leaves a node."""
     span, size = layout.spans[axis], getattr(layout, axis)
     if span <= node or size == 1:
         return 0.0

@@ -79,6 +79,7 @@ MACHINES = {
 }
 USABLE = 0.8  # of the memory: of measured layouts that need more by the formulas, half ran out
 USABLE_BY = {"megatron-deepspeed": 0.7}  # whose reports say what ran out: between these two one in seven did
+MOST_ACROSS = 0.9  # of a network card's bandwidth; set, not fitted: a fit would take all, where messages hide in part
 FITTED_FILE = ("data", "fitted.json")
 CONSTANTS: dict[str, dict[str, float]] = json.loads(
     files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8"))["constants"]
@@ -150,7 +151,7 @@ def cluster_of(gpu: str | Machine, num_gpus: int, software: str = "megatron", pr
         raise ValueError(f"precision is bf16 or fp8, not {precision!r}")
     if precision == "fp8" and not machine.fp8_flops_per_s:
         raise ValueError(f"{gpu if isinstance(gpu, str) else 'this GPU'} has no fp8: use bf16")
-    known = factored(constants, _groups(key, software))
+    known = factored(constants, groups_of(key, software))
     known["gather_bytes"] = 1 if precision == "fp8" else 2
     known["linear_speedup"] = known.pop("fp8_speedup", 1.0) if precision == "fp8" else 1.0
     cluster = Cluster(num_gpus, machine.memory_bytes, machine.bf16_flops_per_s, machine.memory_bytes_per_s,
@@ -170,15 +171,16 @@ def like(key: str) -> str:
     return MACHINES[key].like or key if key else ""
 
 
-def _groups(key: str, software: str) -> tuple[str, ...]:
+def groups_of(key: str, software: str) -> tuple[str, ...]:
     """The groups of constants that a machine and a software have."""
     return "all", like(key), *((key,) if like(key) != key else ()), software, f"{software} {like(key)}"
 
 
 def factored(constants: Mapping[str, Mapping[str, float]], groups: Sequence[str]) -> dict[str, float]:
-    """Each constant as the product of what the groups have of it; a share is at most 1."""
+    """Each constant as the product of what the groups have of it; a share is at most 1, of the network MOST_ACROSS."""
     found: dict[str, float] = {}
     for group in groups:
         for name, factor in constants.get(group, {}).items():
             found[name] = found.get(name, 1.0) * factor
-    return {name: min(of, 1.0) if name.endswith("_share") else of for name, of in found.items()}
+    most = {"across_share": MOST_ACROSS}
+    return {name: min(of, most.get(name, 1.0)) if name.endswith("_share") else of for name, of in found.items()}

@@ -122,10 +122,15 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
 
 def searched(model: Transformer, cluster: Cluster, batch: int, software: str = "", zero_stages: Sequence[int] = (),
              smallest: bool = False, tuning: Tuning = FULL) -> Search:
-    """All layouts, or those that may need the least memory; `fits` marks those that `plan` may choose."""
+    """All layouts, or those that may need the least memory; `fits` marks those that `plan` may choose.
+
+    Of weights in 4 bits FSDP has shards (fsdpqlora); that tp or pp cuts them is not known of any software.
+    """
     found = search(model, cluster, batch, tuning.each, most_tp=cluster.gpus_per_node, replicated=True,
                    most_cp=MOST_CP if model.num_tokens >= LONG else 1, most_ep=MOST_EP if model.experts else 1,
                    smallest=smallest, tuning=tuning)
-    stage = found.layouts.array("zero_stage")
+    stage, pp, tp = (found.layouts.array(name) for name in ("zero_stage", "pp", "tp"))
     allowed = np.isin(stage, list(zero_stages)) if zero_stages else known(found.layouts, software)
+    if tuning.train == "qlora":
+        allowed = allowed & (pp == 1) & (tp == 1)
     return replace(found, fits=found.fits & allowed)

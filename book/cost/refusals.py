@@ -40,9 +40,11 @@ def _cause(question: Question, found: Search) -> Iterator[str]:
         return
     least = int(memory.argmin())
     if (memory <= found.usable).any():
+        cut = "weights in 4 bits cut by tp or pp, or " * (question.tuning.train == "qlora")
         yield (f"none of {len(found)} layouts may be chosen: {int((memory <= found.usable).sum())} would fit, "
-               "all with ZeRO-2 or 3 in a pipeline")
-        yield "cause    a rule: too few measured steps test ZeRO-2 and 3 in pipelines"
+               f"all with {cut}ZeRO-2 or 3 in a pipeline")
+        yield (f"cause    a rule: {'weights in 4 bits are sharded by ZeRO alone, and ' * bool(cut)}too few measured "
+               "steps test ZeRO-2 and 3 in pipelines")
         return
     yield found.nothing_fits()
     yield "cause    memory: " + _parts(found.estimates[least], question)

@@ -21,7 +21,7 @@ def seconds(terms: Terms, sent: dict[str, np.ndarray], overlap: bool) -> dict[st
     busy["matmul_s"] = busy["matmul_s"] + terms.m * head_s / terms.pp
     busy_s = sum(busy.values())
     share = pipeline_bubble(terms.pp, terms.m, terms.v)
-    dp_s = _replicas(terms, sent["dp_bytes"])
+    dp_s = _replicas(terms)
     hidden = _hidden(terms, busy_s, overlap)
     spent = {**busy, "matmul_s": busy["matmul_s"] + _last(terms, busy_s, head_s),
              "bubble_s": busy_s * share / (1 - share), "dp_s": np.maximum(dp_s - hidden, 0),
@@ -158,15 +158,17 @@ def _dispatched(terms: Terms) -> np.ndarray:
                       (1 - across) / (cluster.inside_bytes_per_s * cluster.overheads.inside_share))
 
 
-def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
-    """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring."""
-    node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
+def _replicas(terms: Terms) -> np.ndarray:
+    """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring.
+
+    Where ep fills nodes, the shards of an expert are on as many nodes, and each has its own card alone.
+    """
+    node = terms.cluster.gpus_per_node
     often = terms.by("zero_stage", range(4), lambda stage: np.asarray(sum(num_passes(stage, terms.m))))
-    far = terms.between_replicas()
-    hops = often * (terms.shards - 1) * (span > node) + 2 * terms.m * (terms.replicas - 1)
-    return ((num_bytes - far) / bandwidth(terms, span, np.maximum(node // terms.tp, 1))
-            + far / bandwidth(terms, terms.replicas * span, np.maximum(node // span, 1))
-            + hops * terms.layers * terms.cluster.overheads.ring_hop_s)
+    hops = often * (terms.shards - 1) * (terms.shards * terms.tp > node) + 2 * terms.m * (terms.replicas - 1)
+    sent = sum(num_bytes / bandwidth(terms, span, np.maximum(node // apart, 1))
+               for num_bytes, span, apart in terms.rings())
+    return sent + hops * terms.layers * terms.cluster.overheads.ring_hop_s
 
 
 def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:

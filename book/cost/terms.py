@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,24 +52,28 @@ class Terms:
             self.trained_layers = np.minimum(self.layers, model.num_layers - tuning.frozen_layers)
         self.trained, self.frozen = self._adapted() if tuning.adapts else self._whole()
 
-    def _whole(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, float]]]:
-        """Trained parameters, with the ranks that ZeRO shards them over; frozen ones, with the bytes of each too."""
+    def _whole(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any, Any, float]]]:
+        """Trained parameters, with the ranks that ZeRO shards them over and how many GPUs these are apart.
+
+        Frozen ones too, with the bytes of each. Experts are on ep neighbours, over tp too.
+        """
         model, without = self.model, self.layers - self.trained_layers
-        trained = [(self.parameters, self.shards), (self.expert_parameters, self.expert_shards)]
+        trained = [(self.parameters, self.shards, self.tp), (self.expert_parameters, self.expert_shards, self.ep)]
         if not self.tuning.frozen_layers:
             return trained, []
         tied = model.head_parameters < model.vocab_size * model.width
         layers = (without * model.layer_parameters + (not tied) * model.embedding_parameters) / self.tp
-        frozen = [(layers, self.shards, 2.0), (without * model.expert_parameters / self.ep, self.expert_shards, 2.0)]
-        return [(num - part, shards) for (num, shards), (part, _, _) in zip(trained, frozen)], frozen
+        frozen = [(layers, self.shards, self.tp, 2.0),
+                  (without * model.expert_parameters / self.ep, self.expert_shards, self.ep, 2.0)]
+        return [(num - part, shards, apart) for (num, shards, apart), (part, *_) in zip(trained, frozen)], frozen
 
-    def _adapted(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, float]]]:
+    def _adapted(self) -> tuple[list[tuple[Any, Any, Any]], list[tuple[Any, Any, Any, float]]]:
         """The same with adapters: of the rest, the matrices of the layers may have fewer bytes."""
         model, tuning = self.model, self.tuning
         linear = self.layers * model.products_per_token / self.tp
         adapters = self.layers * adapter_parameters(model, tuning.rank, self.tp)
-        return [(adapters, self.shards)], [(linear, self.shards, tuning.weight_bytes),
-                                           (self.parameters - linear, self.shards, 2.0)]
+        return [(adapters, self.shards, self.tp)], [(linear, self.shards, self.tp, tuning.weight_bytes),
+                                                    (self.parameters - linear, self.shards, self.tp, 2.0)]
 
     def check(self, model: Transformer, uneven: bool) -> None:
         """Raise ValueError for the first layout whose degrees don't divide what they cut."""
@@ -142,11 +147,11 @@ class Terms:
     def fixed(self, zero_stage: int) -> Any:
         """Bytes of frozen parameters."""
         return sum(state_bytes(num, zero_stage, shards, StateBytes(each, 0, 0)).total
-                   for num, shards, each in self.frozen)
+                   for num, shards, _, each in self.frozen)
 
     def updated(self, zero_stage: int, each: StateBytes) -> Any:
         """Those of trained parameters, which take `each`."""
-        return sum(state_bytes(num, zero_stage, shards, each).total for num, shards in self.trained)
+        return sum(state_bytes(num, zero_stage, shards, each).total for num, shards, _ in self.trained)
 
     def gathered(self, zero_stage: int) -> Any:
         """Bytes of whole layers: ZeRO-3 holds one while it gathers the next, from ZeRO-2 on one's gradients are whole.
@@ -183,19 +188,24 @@ class Terms:
                 "cp_bytes": (often * (3 + self.again) + forward) * (self.cp - 1) * hop + often * hop,
                 "ep_bytes": (often * (4 + 2 * self.again) + forward * 2) * (self.ep - 1) / self.ep * tokens,
                 "pp_bytes": pipeline_sends(self.pp, self.v)[0] * between,
-                "dp_bytes": self.by("zero_stage", range(4), self.replicas_send) + self.between_replicas()}
+                "dp_bytes": sum(num_bytes for num_bytes, _, _ in self.rings())}
 
-    def between_replicas(self) -> Any:
-        """Bytes for the sum of each shard's gradients over the replicas of shards, after each backward."""
-        return self.m * sum(replicated_sent_bytes(self.replicas, shards, 2 * num) for num, shards in self.trained)
+    def rings(self) -> list[tuple[Any, Any, Any]]:
+        """Of each ring of data parallelism: what a rank sends, how many GPUs it spans, how far apart neighbours are.
 
-    def replicas_send(self, zero_stage: int) -> Any:
-        """Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward.
-
-        Frozen parameters have no gradients and are not updated: ZeRO-3 alone gathers them.
+        First those of shards: gradients, in 16 bits, and gathered parameters. Frozen ones have no gradients and are not
+        updated: ZeRO-3 alone gathers them, twice in each micro-batch. Then those that add the gradients of a shard over
+        its replicas, after each backward.
         """
+        span, gathers = self.shards * self.tp, self.m * (self.layouts.array("zero_stage") == 3)
+        passes = self.by("zero_stage", range(4), self._passes)
+        return [*((passes * ring_sent_bytes(shards, num), span, apart) for num, shards, apart in self.trained),
+                *((gathers * ring_sent_bytes(shards, num * each), span, apart)
+                  for num, shards, apart, each in self.frozen),
+                *((self.m * replicated_sent_bytes(self.replicas, shards, 2 * num), span * self.replicas, span)
+                  for num, shards, _ in self.trained)]
+
+    def _passes(self, zero_stage: int) -> Any:
+        """How often gradients and parameters go around, two bytes for each number; an all-reduce is two such passes."""
         gradients, parameters = num_passes(zero_stage, self.m)
-        trained = gradients + self.cluster.overheads.gather_bytes / 2 * parameters  # a ring all-reduce is two passes
-        frozen = parameters / 2 * (zero_stage == 3)
-        return (sum(trained * ring_sent_bytes(shards, num) for num, shards in self.trained)
-                + sum(frozen * ring_sent_bytes(shards, num * each) for num, shards, each in self.frozen))
+        return gradients + self.cluster.overheads.gather_bytes / 2 * parameters

@@ -1,19 +1,20 @@
 /* The twin of book/cost/ledger.py: what a GPU holds, sends and waits for in a training step, and what limits. */
 import { pipeline_sends } from "./plan_bytes.js";
-import { estimate } from "./plan_step.js";
+import { Terms, estimate } from "./plan_step.js";
 
+const { floor } = Math;
 const AXES = ["tp", "cp", "ep", "pp", "dp"];
 
 /** For each axis, over how many consecutive GPUs a group of it reaches. */
 function spans({ pp, dp, tp, cp, ep }) {
-  return { tp, cp: tp * cp, ep: tp * ep, pp: pp * dp * tp * cp, dp: tp * cp * dp };
+  return { tp, cp: tp * cp, ep, pp: pp * dp * tp * cp };
 }
 
-/** The share of an axis's bytes that leaves a node: of a ring or pipeline with k members on each, one hop in k. */
+/** The share of an axis's bytes, but for dp's, that leaves a node: of k members on each, one hop in k. */
 function crossing(layout, axis, node) {
   const [span, size] = [spans(layout)[axis], layout[axis]];
   if (span <= node || size === 1) return 0;
-  const near = Math.max(Math.floor(node / Math.floor(span / size)), 1);
+  const near = Math.max(floor(node / floor(span / size)), 1);
   const v = layout.stages_per_rank;
   if (axis === "pp") return (v * Math.ceil(size / near) - 1) / (v * size - 1); // the last stage sends no further
   return axis === "ep" ? (size - near) / (size - 1) : 1 / near;
@@ -33,12 +34,15 @@ function entry(model, machine, layout, sequences, each, large_share) {
   const num_gpus = layout.pp * layout.dp * layout.tp * layout.cp;
   const cluster = { ...machine, num_gpus };
   const found = estimate(model, cluster, layout, sequences, each);
+  const node = cluster.gpus_per_node;
   const none = { parameters: 0, gradients: 0, optimizer: 0 };
   const part = name => estimate(model, cluster, layout, sequences, { ...none, [name]: each[name] }).state_bytes;
   const [most, mean] = pipeline_sends(layout.pp, layout.stages_per_rank);
   const bytes = { pp_bytes: (found.pp_bytes * mean) / Math.max(most, 1) };
   const sent = share => AXES.reduce((all, axis) => all + { ...found, ...bytes }[`${axis}_bytes`] * share(axis), 0);
-  const far = sent(axis => crossing(layout, axis, cluster.gpus_per_node));
+  const rings = new Terms(model, cluster, layout, sequences, each).rings();
+  const far = sent(axis => (axis === "dp" ? 0 : crossing(layout, axis, node)))
+    + rings.reduce((all, [bytes, span, apart]) => all + (span > node ? bytes / Math.max(floor(node / apart), 1) : 0), 0);
   const exposed_s = AXES.reduce((all, axis) => all + found[`${axis}_s`], 0);
   return {
     parameter_bytes: part("parameters"),

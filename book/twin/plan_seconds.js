@@ -118,15 +118,13 @@ function dispatched({ cluster, model, ep }) {
 }
 
 /** Messages of data parallelism, if none hide: bytes, and a wait for each rank that the ring passes. */
-function replicas(terms, num_bytes) {
+function replicas(terms) {
   const { gpus_per_node: node, overheads } = terms.cluster;
   const span = terms.shards * terms.tp;
   const often = sum(num_passes(terms.zero_stage, terms.m));
   const hops = (span > node ? often * (terms.shards - 1) : 0) + 2 * terms.m * (terms.replicas - 1);
-  const far = terms.between_replicas();
-  const near_s = (num_bytes - far) / bandwidth(terms, span, max(floor(node / terms.tp), 1));
-  const far_s = far / bandwidth(terms, terms.replicas * span, max(floor(node / span), 1));
-  return near_s + far_s + hops * terms.layers * overheads.ring_hop_s;
+  const send = ([bytes, reach, apart]) => bytes / bandwidth(terms, reach, max(floor(node / apart), 1));
+  return sum(terms.rings().map(send)) + hops * terms.layers * overheads.ring_hop_s;
 }
 
 const sum = parts => Object.values(parts).reduce((a, b) => a + b, 0);
@@ -151,7 +149,7 @@ function seconds(terms, sent, state_bytes) {
     ...busy,
     matmul_s: busy.matmul_s + last(terms, busy_s, head_s),
     bubble_s: (busy_s * share) / (1 - share),
-    dp_s: max(replicas(terms, sent.dp_bytes) - hidden, 0),
+    dp_s: max(replicas(terms) - hidden, 0),
     update_s: (2 * state_bytes) / cluster.memory_bytes_per_s,
   };
   return Object.fromEntries(Object.entries(spent).map(([part, s]) => [part, slowdown * s]));

@@ -105,22 +105,24 @@ class Terms {
       cp_bytes: often * ((3 + again) * (cp - 1) + 1) * hop, // the gradients of keys and values go home
       ep_bytes: ((often * (4 + 2 * again) * (ep - 1)) / ep) * tokens,
       pp_bytes: (pipeline_sends(this.pp, this.v)[0] * this.m * between_bytes) / tp,
-      dp_bytes: this.replicas_send() + this.between_replicas(),
+      dp_bytes: this.rings().reduce((all, [bytes]) => all + bytes, 0),
     };
   }
 
-  /** Bytes for the sum of each shard's gradients over the replicas of shards, after each backward. */
-  between_replicas() {
-    const of = (numbers, shards) => ring_sent_bytes(this.replicas, (2 * numbers) / shards);
-    return this.m * (of(this.parameters, this.shards) + of(this.expert_parameters, this.expert_shards));
-  }
-
-  /** Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward. */
-  replicas_send() {
-    const [gradients, parameters] = num_passes(this.zero_stage, this.m);
-    const each = gradients + (this.cluster.overheads.gather_bytes / 2) * parameters; // two passes in a ring all-reduce
-    const experts = ring_sent_bytes(this.expert_shards, this.expert_parameters);
-    return each * (ring_sent_bytes(this.shards, this.parameters) + experts);
+  /** Rings of data parallelism: bytes that a rank sends, GPUs that a ring spans, how far apart neighbours are. */
+  rings() {
+    const { tp, ep, m, shards, replicas, parameters, expert_shards, expert_parameters } = this;
+    const [gradients, gathers] = num_passes(this.zero_stage, m);
+    const passes = gradients + (this.cluster.overheads.gather_bytes / 2) * gathers; // two in a ring all-reduce
+    const span = shards * tp;
+    const parts = [
+      [parameters, shards, tp],
+      [expert_parameters, expert_shards, ep],
+    ];
+    return parts.flatMap(([numbers, ranks, apart]) => [
+      [passes * ring_sent_bytes(ranks, numbers), span, apart],
+      [m * ring_sent_bytes(replicas, (2 * numbers) / ranks), span * replicas, span],
+    ]);
   }
 }
 
