@@ -288,7 +288,7 @@ def _held(cost: Estimate, usable: float, frozen: float, room: float, scaled: boo
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, temporary buffers "
            f"{cost.gathered_bytes / 1e9:.1f}")
     left, varies = room - cost.memory_bytes, cost.memory_bytes - frozen
-    if left > 0:
+    if cost.memory_bytes <= usable:
         most = np.percentile(1 / (1 + memory_errors()), 90) - 1
         steps = f"; one in ten measured steps held over {most:.0%} more" + ": tight" * bool(left < most * varies)
         yield (f"margin   {left / 1e9:.1f} GB to all {room / 1e9:.0f} GB of a GPU: a step may hold {left / varies:.0%} more "
