@@ -85,7 +85,7 @@ def pairs(layout: Layout, axis: str) -> float:
     Layout(1, 64, 1, zero_stage=3, ep=ep) for ep in (1, 2, 8)] + [Layout(1, 32, 2, zero_stage=1, ep=4),
                                                                  Layout(1, 1, 1, zero_stage=3, cp=16)])
 def test_shards_of_an_expert_are_as_many_ranks_apart_as_share_the_experts(layout: Layout) -> None:
-    """Around the rings of its shards and of all else, by the nodes of the ranks: experts are on neighbours, tp's too."""
+    """Around the rings of its shards and of all else, by the nodes of the ranks; experts are on neighbours."""
     line, model, node = entry("mixtral-8x7b", layout), MODELS["mixtral-8x7b"], 8
     passes = 3 * SEQUENCES // layout.dp if layout.zero_stage == 3 else 2
     ends, crossing = 2 * model.vocab_size * model.width, 0.0

@@ -21,6 +21,7 @@ from book.cost.refusals import fits
 from book.cost.scoreboard import bar, fitted, is_measured, measured
 from book.cost.search import WORDS
 from book.cost.step import PARTS
+from book.cost.tuning import Tuning
 
 SENTENCE = r"^(none of \d+ layouts (fits|may be chosen): |no layout of \d+ GPUs divides ).*"
 # Questions that nothing answers, the cause, and what of the GPUs is short.
@@ -137,7 +138,7 @@ def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
     own = told("llama3-70b", 64, Layout(4, 2, 4, cp=2, zero_stage=1, sequence_parallel=1))
     assert text == f"{own}\n"
     for words in (f"layout   {own.layout}", f"{own.cost.step_s:.2f} s, MFU {own.cost.mfu:.0%}", "half of such steps",
-                  f"state {own.cost.state_bytes / 1e9:.1f}", "tight"):
+                  f"state {own.cost.state_bytes / 1e9:.1f}", "margin   "):
         assert words in text
     rate = 512 * 8192 / own.cost.step_s / 64
     assert f"{rate:,.0f} tokens a second on each GPU" in text
@@ -150,7 +151,7 @@ def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
     own = told("llama3-70b", 64, Layout(4, 2, 8, 4, zero_stage=1, sequence_parallel=1))
     text = str(own)
-    assert not own.fits and "it does not fit: " in text and "tight" not in text
+    assert not own.fits and "it does not fit: " in text and "margin" not in text
     changes = re.findall(r"change   ([\d.]+) GB, ([\d.]+) s: (.*)", text)
     assert len(changes) == 2
     for gigabytes, seconds, words in changes:
@@ -161,6 +162,33 @@ def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
         found = told("llama3-70b", 64, other)
         assert found.fits and (f"{found.cost.memory_bytes / 1e9:.1f}", f"{found.cost.step_s:.2f}") == (
             gigabytes, seconds)
+
+
+@pytest.mark.parametrize("num_tokens", [8192, 10240, 10752])
+def test_every_answer_says_how_much_more_a_gpu_has_than_is_counted(num_tokens: int) -> None:
+    """And calls it tight where one in ten measured steps would have held more than that."""
+    own = told("llama3-8b", 8, Layout(1, 8, 1, zero_stage=3, recompute="half"), num_tokens=num_tokens)
+    held, [line] = own.cost.memory_bytes, [line for line in str(own).splitlines() if line.startswith("margin")]
+    assert line.startswith(f"margin   {(80e9 - held) / 1e9:.1f} GB to all 80 GB of a GPU: a step may hold "
+                           f"{80e9 / held - 1:.0%} more than is counted; one in ten measured steps held over 27% more")
+    assert ("tight" in line) == (80e9 / held < 1.27)
+    chosen = plan("llama3-8b", 8, measured=MeasuredStep(own.layout, 10.0, 1.2 * held), num_tokens=num_tokens)
+    [line] = [line for line in str(chosen).splitlines() if line.startswith("margin")]
+    held = 1.2 * chosen.cost.memory_bytes
+    assert line == (f"margin   {(80e9 - held) / 1e9:.1f} GB to all 80 GB of a GPU: a step may hold "
+                    f"{80e9 / held - 1:.0%} more than your step says")
+
+
+def test_weights_in_4_bits_are_sharded_and_cut_by_nothing_else() -> None:
+    tuning = Tuning("qlora")
+    chosen = plan("llama3-70b", 8, num_tokens=2048, tuning=tuning)
+    fits = chosen.search.fits
+    assert fits.any() and {*chosen.search.layouts.array("tp")[fits], *chosen.search.layouts.array("pp")[fits]} == {1}
+    ask: dict[str, Any] = {"num_tokens": 2048, "tuning": tuning}
+    assert "no software is known to cut weights in 4 bits" in str(told("llama3-70b", 8, Layout(1, 1, 8), **ask))
+    assert "known to cut" not in str(told("llama3-70b", 8, chosen.layout, **ask))
+    with pytest.raises(ValueError, match="all with weights in 4 bits cut by tp or pp, or ZeRO-2 or 3 in a pipeline"):
+        plan("llama3-70b", 2, "rtx3090", num_tokens=512, tuning=Tuning("qlora", optimizer="adam8bit"))
 
 
 def test_stages_may_be_uneven_in_a_layout_of_your_own() -> None:

@@ -73,7 +73,7 @@ def test_each_layout_counts_once():
     assert sum(len(data.refused_rows) for data in DATA.values()) == 257
 
 
-@pytest.mark.parametrize("key, most", [("h100", 0.093), ("fsdp", 0.045), ("a100", 0.10), ("experts", 0.275)])
+@pytest.mark.parametrize("key, most", [("h100", 0.085), ("fsdp", 0.044), ("a100", 0.094), ("experts", 0.24)])
 def test_errors_are_no_larger_than_the_chapter_says(key, most):
     """Better than "40 % of the peak, always", on steps of models that no constant was fitted to."""
     assert SCORES[key].mean <= most and SCORES[key].mean < 0.8 * SCORES[key].null
@@ -88,8 +88,8 @@ def test_a_step_that_is_shorter_than_its_messages_is_not_used():
 
 
 def test_bars_hold_what_they_say():
-    for key in ("h100", "fsdp", "sweeps", "experts"):
-        assert 0.4 <= SCORES[key].half <= 0.65 and 0 < SCORES[key].above <= 0.15, key
+    for key in FAMILIES:
+        assert 0.4 <= SCORES[key].half <= 0.6 and 0.05 <= SCORES[key].above <= 0.15, key
     pair, words = bar("h100", "torchtitan", False)
     assert list(pair) == sorted(pair) and words == "torchtitan on H100"
     wide, said = bar("gb200", "torchtitan", False)
@@ -99,7 +99,7 @@ def test_bars_hold_what_they_say():
 def test_what_the_planner_can_not_do_is_scored_too():
     old = score(ALL.where([name in OLD for name in ALL.names]))
     nanotron = score(ALL.where([name == "nanotron" for name in ALL.names]))
-    assert old.mean > 0.25 and nanotron.mean > 0.4
+    assert old.mean > 0.15 and nanotron.mean > 0.4
     num, share = ran_out()
     assert num == 155 and share <= 0.05
     off = np.abs(memory_errors())
@@ -107,10 +107,11 @@ def test_what_the_planner_can_not_do_is_scored_too():
 
 
 def test_regret_is_what_the_choice_costs():
-    found = {name: list(regrets(DATA[name])) for name in ("nanotron", "vtrain-single", "aleph-alpha")}
+    found = {name: list(regrets(DATA[name])) for name in ("nanotron", "vtrain-single", "aleph-alpha", "bloom")}
     assert np.median(found["nanotron"]) <= 0.08 and np.mean(found["nanotron"]) < 0.6
     assert np.median(found["vtrain-single"]) == 0 and np.mean(found["vtrain-single"]) < 0.05
-    assert np.median(found["aleph-alpha"]) == 0 and np.mean(found["aleph-alpha"]) < 0.04
+    assert np.median(found["aleph-alpha"]) == 0 and np.mean(found["aleph-alpha"]) < 0.025
+    assert np.median(found["bloom"]) == 0 and np.mean(found["bloom"]) < 0.01
     best = replace(DATA["vtrain-multi"], rows=tuple(
         replace(row, step_s=float(s)) for row, s in zip(DATA["vtrain-multi"].rows, Rows(
             DATA["vtrain-multi"].rows).seconds())))
@@ -155,7 +156,7 @@ def test_least_absolute_errors_find_the_bottom_of_a_bowl():
     def off(point: np.ndarray) -> np.ndarray:
         return (point - (0.1, -0.2, 0.3)) * (1, 2, 0.5)
 
-    found = smallest(off, np.zeros(3), np.ones(3) / 3, np.zeros(3), 60)
+    found = smallest(off, np.zeros(3), np.ones(3) / 3, np.zeros(3), 60, np.eye(3) == 1)
     assert found == pytest.approx((0.1, -0.2, 0.3), abs=1e-3)
 
 

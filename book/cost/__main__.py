@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     read.set_defaults(answer=lambda options: str(read_torchtitan(options.file.read_text("utf-8"), options.gpus)))
     board = kinds.add_parser("scoreboard", help="errors on measured steps, family by family, set by set")
     board.set_defaults(answer=lambda options: scoreboard())
-    fit = kinds.add_parser("calibrate", help="fit the constants anew and leave models out in turn (two minutes)")
+    fit = kinds.add_parser("calibrate", help="fit the constants anew and leave models out in turn (a minute or two)")
     fit.add_argument("file", type=Path, nargs="?", default=Path(__file__).parent.joinpath(*FITTED_FILE))
     fit.set_defaults(answer=lambda options: calibrate(options.file))
     names = kinds.add_parser("models", help="names of models and GPUs")

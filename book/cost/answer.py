@@ -282,17 +282,17 @@ def _tuned(tuning: Tuning, model: Transformer) -> Iterator[str]:
            f"{each.optimizer:.3g} of the optimizer{' in the memory of the host' if tuning.offload else ''}")
 
 
-def _held(cost: Estimate, usable: float, frozen: float, room: float, scaled: bool) -> Iterator[str]:
-    """What a GPU holds, and how far that is from all it has, `room`: how much more than is counted a step may hold."""
+def _held(cost: Estimate, usable: float, frozen: float, room: float, scale: float) -> Iterator[str]:
+    """What a GPU holds, and how far that is from all it has, `room`; it holds `scale` times what is counted."""
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, temporary buffers "
            f"{cost.gathered_bytes / 1e9:.1f}")
-    left, varies = room - cost.memory_bytes, cost.memory_bytes - frozen
-    if left > 0:
+    left, varies = room / scale - cost.memory_bytes, cost.memory_bytes - frozen
+    if cost.memory_bytes <= usable:
         most = np.percentile(1 / (1 + memory_errors()), 90) - 1
         steps = f"; one in ten measured steps held over {most:.0%} more" + ": tight" * bool(left < most * varies)
-        yield (f"margin   {left / 1e9:.1f} GB to all {room / 1e9:.0f} GB of a GPU: a step may hold {left / varies:.0%} more "
-               f"than is counted{'' if scaled else steps}")
+        yield (f"margin   {left * scale / 1e9:.1f} GB to all {room / 1e9:.0f} GB of a GPU: a step may hold "
+               f"{left / varies:.0%} more than " + ("your step says" if scale != 1 else f"is counted{steps}"))
 
 
 def _told(found: Told) -> Iterator[str]:
@@ -303,8 +303,7 @@ def _told(found: Told) -> Iterator[str]:
         seconds = getattr(cost, part)
         if seconds >= 0.0005 * cost.step_s:
             yield f"{seconds:12.4g} s {seconds / cost.step_s:6.1%}  {WORDS[part]}"
-    yield from _held(cost, found.usable_bytes, found.frozen_bytes, cluster.memory_bytes / found.memory_scale,
-                     found.memory_scale != 1.0)
+    yield from _held(cost, found.usable_bytes, found.frozen_bytes, cluster.memory_bytes, found.memory_scale)
     if not found.fits:
         yield f"         it does not fit: {cost.memory_bytes / found.usable_bytes - 1:.0%} too much"
         yield from other_layouts(found.model, cluster, found.layout, found.global_batch, found.tuning)
@@ -318,7 +317,7 @@ def _lines(found: Plan) -> Iterator[str]:
         yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
     best = found.search.best
     yield from _held(cost, float(found.search.usable[best]), float(found.search.frozen[best]),
-                     cluster.memory_bytes / found.memory_scale, found.memory_scale != 1.0)
+                     cluster.memory_bytes, found.memory_scale)
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24

@@ -138,7 +138,8 @@ def smallest(off: Callable[[np.ndarray], np.ndarray], point: np.ndarray, weights
              num_rounds: int, touched: np.ndarray) -> np.ndarray:
     """Where the weighted mean of |off| and of `tight` times the point's squares is small.
 
-    `touched` marks the values of `off` (rows) that a coordinate of the point (columns) can change. Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
+    `touched` marks the values of `off` (rows) that a coordinate of the point (columns) can change.
+    Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
     levenberg1944 does).
     """
     def cost(at: np.ndarray, point: np.ndarray) -> float:
