@@ -22,12 +22,11 @@ from book.trace import Event, Trace
 from book.widgets import pipeline_player, pipeline_race
 from tests.players import assert_readable, caption, captions, figures, first, html_of, press, scrub, state
 from tests.test_record_memory import stages_of, train
-from tests.widget_rows import PIPELINES
+from tests.widget_rows import PIPELINES, WRONG
 
 MOST_PAGE_BYTES = 60_000
 LINK = Link(400e-6, 1e9)
-WRONG = [Action(0, 0, 0, "F"), Action(0, 0, 0, "B"), Action(0, 0, 1, "F"), Action(0, 0, 1, "B"),
-         Action(1, 1, 0, "F"), Action(1, 1, 1, "F"), Action(1, 1, 0, "B"), Action(1, 1, 1, "B")]
+
 
 
 def data_of(shown: Any) -> dict[str, Any]:

@@ -120,6 +120,11 @@ def test_a_value_made_once_is_shared_and_a_failure_is_retried() -> None:
     assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
 
 
+def test_pytest_imports_no_grammar_that_takes_seconds() -> None:
+    """See `without_iri_grammar`: pytest loads nbval, which would import it, before any conftest."""
+    assert sys.modules["rfc3987_syntax"] is None
+
+
 def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 

@@ -67,7 +67,7 @@ def _awaited(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> 
     behind = set()
     for group, last in hang.calls.items():
         own = last.get(first)
-        if own is not None and own.what.startswith(f"{waited.doing.operation}("):
+        if own is not None and own.name == waited.doing.operation:
             behind |= {rank for rank in group.ranks if rank not in last or last[rank].number < own.number}
     return behind or {other.rank for other in ranks if not other.has_failed and other.rank != first}
 
