@@ -84,7 +84,7 @@ def _is_at(other: Other, hang: Hang) -> str:
 
 def written_late(first: int, read: Read, written: Mapping[int, Mapping[str, Write]]) -> Iterator[str]:
     """Whether another rank than `first` has written the file since, or was writing it; `written` has those of each."""
-    path, failed_s, _ = read
+    path, failed_s = read
     changed_s = 0.0
     with suppress(OSError):
         changed_s = time.monotonic() - (time.time() - os.stat(path).st_mtime)
