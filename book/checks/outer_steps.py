@@ -16,13 +16,17 @@ from book.checks.verdict import CheckFailed, agree, dense, finite, held, likelie
 
 
 class Noted(NamedTuple):
-    """A rank's run: what it returned, places of its gradients, ends of its inner steps, what these remembered."""
+    """A rank's run: what it returned, places of its gradients, ends of its inner steps, what these remembered.
+
+    `last` is where its parameter is in the end, `num_with_graph` how many tensors it returned with autograd's graph.
+    """
 
     history: Any
     asked: Sequence[Any]
     ended: Sequence[Any]
     remembered: Sequence[int]
     last: Any
+    num_with_graph: int = 0
 
 
 class Outer(NamedTuple):
@@ -32,6 +36,12 @@ class Outer(NamedTuple):
     every: int
     lr: float
     momentum: float
+
+
+def num_with_graph(history: Any) -> int:
+    """How many tensors hold the graph of what led to them; counted in the rank, since none travels with it."""
+    given = history if isinstance(history, (list, tuple)) else []
+    return sum(bool(getattr(one, "requires_grad", False)) for one in given)
 
 
 def trained_rarely(run: Sequence[Noted], calls: Sequence[Sequence[int]], start: Any, outer: Outer) -> np.ndarray:
@@ -46,10 +56,11 @@ def trained_rarely(run: Sequence[Noted], calls: Sequence[Sequence[int]], start: 
     found = [_history(rank, noted, first, outer) for rank, noted in enumerate(run)]
     _messages(calls, len(first), outer)
     ends = np.stack([[dense(place) for place in noted.ended] for noted in run])[:, outer.every - 1::outer.every]
-    for number, was in enumerate([first, *found[0][:-1]]):
-        _outer_step(found, ends, np.stack([first, *found[0][:number]]), number, outer)
+    agreed = np.stack([first, *found[0]])
+    for number in range(outer.num_rounds):
+        _outer_step(found, ends, agreed, number, outer)
         if number:
-            _put_back(run, was, number, outer)
+            _put_back(run, agreed[number], number, outer)
     for rank, noted in enumerate(run):
         require(agree(noted.last, found[0][-1]), f"rank {rank}: what the last round has agreed on is not in the "
                 "parameter: put it back after the last round too")
@@ -60,8 +71,8 @@ def _inner_steps(rank: int, noted: Noted, outer: Outer) -> None:
     wanted = outer.num_rounds * outer.every
     require(len(noted.ended) == wanted, f"rank {rank}: the inner optimizer that you were given made {len(noted.ended)} "
             f"steps, but {outer.num_rounds} rounds of {outer.every} are {wanted}" + likeliest(
-                (0 < len(noted.ended) < wanted and len(noted.asked) == wanted, ". Is another one made after a round? "
-                 "Its moments stay on their rank, from the first step to the last")))
+                (len(noted.ended) < wanted == len(noted.asked), ". Is another one made in its place? The inner "
+                 "optimizer keeps its moments, from the first step to the last")))
     require(len(noted.asked) == wanted, f"rank {rank}: gradient was called {len(noted.asked)} times for {wanted} "
             "steps: call it once for each")
     lost = next((step for step, count in enumerate(noted.remembered) if step and not count), None)
@@ -77,6 +88,8 @@ def _history(rank: int, noted: Noted, first: np.ndarray, outer: Outer) -> list[n
     require(len(given) == outer.num_rounds, f"rank {rank} returns {len(given)} tensors for {outer.num_rounds} rounds")
     found = [held(rank, f"what was agreed on in round {number + 1}", one, first.shape) for number, one in
              enumerate(given)]
+    refuse(noted.num_with_graph, f"rank {rank}: what was agreed on still holds autograd's graph, which grows with "
+           "every round: detach the parameter before you compare with it")
     refuse(len(found) > 1 and all(np.array_equal(one, found[0]) for one in found),
            f"rank {rank}: all rounds return the same numbers: keep a copy of what was agreed on, not the tensor "
            "itself, which the next round changes")
@@ -92,20 +105,30 @@ def _messages(calls: Sequence[Sequence[int]], length: int, outer: Outer) -> None
                     (total == 2 * most, ": the momentum follows from what is agreed on, so every rank has it already")))
 
 
-def _outer_step(found: Sequence[Sequence[np.ndarray]], ends: np.ndarray, before: np.ndarray, number: int,
+def _outer_step(found: Sequence[Sequence[np.ndarray]], ends: np.ndarray, agreed: np.ndarray, number: int,
                 outer: Outer) -> None:
-    """Round `number`, from 0: `before` is what was agreed on up to it, (number + 1, n), `ends` (N, rounds, n)."""
-    travelled = before[None] - ends[:, :number + 1]
-    was, deltas = before[-1], travelled.mean(0)
-    right = was - _move(deltas, outer)
+    """Round `number`, from 0, must be right; `agreed` (rounds + 1, n) has the start too, `ends` are (N, rounds, n)."""
+    was, right = agreed[number], agreed[number] - _move(_deltas(ends, agreed, number).mean(0), outer)
     for rank, history in enumerate(found):
-        got = finite(rank, "what was agreed on", history[number])
-        if not agree(got, right, right - was):
-            slips = _slips(was, deltas, travelled[rank], len(found), ends[rank, number], outer)
-            raise CheckFailed(f"rank {rank}, round {number + 1}: " + next(
-                (said for value, said in slips if agree(got, value, right - was) and not agree(value, right)),
-                "this is not the outer step: w less lr (delta + momentum * u), where delta is the mean of what the "
-                "ranks have travelled, and u = momentum * u + delta"))
+        if not agree(finite(rank, "what was agreed on", history[number]), right, right - was):
+            later = [_fitting(history[at], ends, agreed, rank, at, outer) for at in range(number, outer.num_rounds)]
+            lasting = [said for said in later[0] if all(said in fitting for fitting in later)]
+            raise CheckFailed(f"rank {rank}, round {number + 1}: " + next(iter(lasting + later[0]), "this is not the "
+                              "outer step: w less lr (delta + momentum * u), where delta is the mean of what the ranks "
+                              "have travelled, and u = momentum * u + delta"))
+
+
+def _deltas(ends: np.ndarray, agreed: np.ndarray, number: int) -> np.ndarray:
+    """What each rank has travelled in each round up to this one, (N, number + 1, n)."""
+    return agreed[None, :number + 1] - ends[:, :number + 1]
+
+
+def _fitting(got: np.ndarray, ends: np.ndarray, agreed: np.ndarray, rank: int, number: int, outer: Outer) -> list[str]:
+    """The sentences of the slips that end in what this rank has in this round."""
+    travelled, was = _deltas(ends, agreed, number), agreed[number]
+    right = was - _move(travelled.mean(0), outer)
+    slips = _slips(was, travelled.mean(0), travelled[rank], len(ends), ends[rank, number], outer)
+    return [said for value, said in slips if agree(got, value, right - was) and not agree(value, right, right - was)]
 
 
 def _move(deltas: np.ndarray, outer: Outer) -> np.ndarray:
