@@ -109,11 +109,16 @@ def grades_csv(records: Sequence[Record]) -> str:
                      "late", "points", "max points", "error", "notes"])
     for record in records:
         who = [no_formula(record.get(key, "")) for key in ("student", "id", "email", "section")]
-        words = [no_formula(text) for text in (record["error"] or "", "; ".join(record["notes"]))]
+        words = [no_formula(text) for text in (record["error"] or "", "; ".join(_noted(record)))]
         earned = [record["exercises"][n]["points"] for n in numbers]
         earned += ["" if q["points"] is None else q["points"] for q in record.get("by_hand", [])]
         writer.writerow([*who, *earned, record.get("late", ""), record["points"], record["max_points"], *words])
     return text.getvalue()
+
+
+def _noted(record: Record) -> list[str]:
+    """What the instructor should look at, what the student is not shown included."""
+    return [*record["notes"], *record.get("for_instructor", ())]
 
 
 def no_formula(text: str) -> str:
@@ -145,7 +150,7 @@ def overview(records: Sequence[Record], lab: str, expected: int | None = None) -
         f'<tr><td><a href="students/{_safe(r["slug"])}.html">{_safe(r["student"])}</a></td>'
         + "".join(f'<td class="n">{r["exercises"][n]["points"]}</td>' for n in numbers)
         + f'<td class="n">{r["points"]} / {r["max_points"]}</td><td class="n">{_safe(r.get("late", ""))}</td>'
-        + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
+        + f'<td>{_safe("; ".join(filter(None, [r["error"], *_noted(r)])))}</td></tr>' for r in records)
     told = f"{len(records)} submissions" if expected is None else f"{len(records)} of {expected} submissions graded"
     return _page(f"{lab}: {told}",
                  f'<div tabindex="0"><table><thead><tr><th>Student</th>{head}<th class="n">Points</th>'
