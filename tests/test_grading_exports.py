@@ -27,6 +27,7 @@ from book.grading.exports import MAX_INNER_FILES, ExportError, entries, when
 from book.grading.handed_in import slug
 from book.grading.lab import code_cells, marks, own_in, points as lab_points, read_lab
 from book.grading.own import SUFFIX, drawn, in_words as numbers_in_words, secret_beside
+from book.grading.pace import Pace
 from book.grading.report import BOM, Record, Reports, gradescope, grades_csv, student_page
 from book.grading.roster import RosterError, Rules, Student, in_words, read_roster
 from book.grading.submission import MAX_BYTES
@@ -404,6 +405,24 @@ def test_an_export_is_graded_to_the_file_that_is_uploaded(user: str, tmp_path: P
     points = str(sum(lab_points(graded.lab).values()))
     assert table == {"101": points, "102": points, "103": "", "105": ""}
     assert graded.left_behind() == ([], [])
+
+
+def test_the_time_left_is_told_from_what_this_run_has_graded() -> None:
+    now = [100.0]
+    pace = Pace(10, 2, lambda: now[0])
+    now[0] = 500.0  # the lab's own solutions ran
+    pace.begin()
+    for _ in range(4):
+        pace.add(kept=True)
+    assert pace.words() == "" and pace.left_s() is None
+    for _ in range(2):  # two at once, 240 s each; the next two have just begun, and count as half done
+        now[0] += 120
+        pace.add(kept=False)
+    assert pace.left_s() == 3 * 80 and pace.words() == "about 4 minutes left"
+    for _ in range(4):
+        now[0] += 120
+        pace.add(kept=False)
+    assert pace.words() == "" and pace.left_s() == 0
 
 
 RING = LABS / "03_ring_all_reduce.ipynb"

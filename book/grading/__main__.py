@@ -14,11 +14,13 @@ from book.extras import without_iri_grammar
 if TYPE_CHECKING:
     from book.grading.course import Course
     from book.grading.own import Owners
+    from book.grading.pace import Pace
     from book.grading.report import Reports
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 HANDED_IN = "lockstep-handed-in-"  # prefix of the folder that archives are unpacked in
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt} submissions, {elapsed}{postfix}"
 UNSAFE = """
 **********************************************************************************************
 *  NO SANDBOX. The code in these submissions runs as you, with your files and your network.  *
@@ -259,6 +261,7 @@ def grade(options: Any) -> int:
     from book.grading import sandbox
     from book.grading.lab import points, read_lab
     from book.grading.own import same_answers
+    from book.grading.pace import Pace
     from book.grading.report import Reports
     from book.grading.upload import upload_csv
 
@@ -270,9 +273,10 @@ def grade(options: Any) -> int:
     also = {f"{options.system}.csv": lambda told: upload_csv(options.system, told, options.column or options.lab.stem)}
     with tempfile.TemporaryDirectory(prefix=HANDED_IN) if _packed(options) else nullcontext("") as unpacked:
         course = _course(options, Path(unpacked))
-        reports = Reports(options.lab.stem, options.out, len(course.entries), also)
+        pace = Pace(len(course.entries), options.jobs)
+        reports = Reports(options.lab.stem, options.out, len(course.entries), also, pace.words)
         owners = _owners(options, course)
-        records = _graded_with_bar(options, course, reports, owners)
+        records = _graded_with_bar(options, course, reports, owners, pace)
         for slug, notes in same_answers(read_lab(options.lab), records, owners).items():
             told = reports.records[slug]
             reports.add({**told, "for_instructor": [*told["for_instructor"], *notes]})
@@ -310,15 +314,18 @@ def _course(options: Any, unpacked: Path) -> Course:
     return course
 
 
-def _graded_with_bar(options: Any, course: Course, reports: Reports, owners: Owners) -> list[dict[str, Any]]:
+def _graded_with_bar(options: Any, course: Course, reports: Reports, owners: Owners,
+                     pace: Pace) -> list[dict[str, Any]]:
     """The records of all submissions; each advances the progress bar and is printed on stdout."""
     from tqdm import tqdm
 
     from book.grading.grade import grade as graded
 
     entries = {entry.slug: entry for entry in course.entries}
-    with tqdm(total=len(entries), unit="submission") as bar:
+    with tqdm(total=len(entries), bar_format=BAR) as bar:
         def done(record: dict[str, Any]) -> None:
+            pace.add(kept=record.get("kept", False))
+            bar.set_postfix_str(pace.words(), refresh=False)
             told = course.told(entries[record["slug"]], record)
             reports.add(told)
             bar.update()
@@ -326,7 +333,7 @@ def _graded_with_bar(options: Any, course: Course, reports: Reports, owners: Own
                       + (f" ({told['error']})" if told["error"] else ""), file=sys.stdout)
 
         return graded(options.lab, course.entries, options.out, options.jobs, not options.unsafe_no_sandbox, done,
-                      not options.no_feedback, owners)
+                      not options.no_feedback, owners, pace.begin)
 
 
 def _owners(options: Any, course: Course) -> Owners:

@@ -219,18 +219,19 @@ class Grader:
 
 def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
           done: Callable[[Record], None] = lambda record: None, explains: bool = True,
-          owners: Owners = NOBODY) -> list[Record]:
+          owners: Owners = NOBODY, begins: Callable[[], None] = lambda: None) -> list[Record]:
     """Grades all submissions, several at a time, and returns a record for each in their order.
 
-    `done` is called with each record once it is complete; `owners` have numbers of their own. Exercises that reached a
-    limit or whose ranks hung are retried once at the end, one at a time: other submissions may have starved them of
-    resources. Raises LabError for an invalid lab.
+    `begins` is called before the first, `done` with each record once it is complete, which is `kept` if an earlier run
+    has made it; `owners` have numbers of their own. Exercises that reached a limit or whose ranks hung are retried once
+    at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an invalid lab.
     """
     with closing(Grader.start(lab, out, sandboxed, explains)) as grader:
         grader.owners = owners
         grader.warm_up()
         with ThreadPoolExecutor(num_jobs) as pool:
             grader.make_references(pool)
+            begins()
             first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
         return [record if record["complete"] else _again(grader, entry, record, done)
                 for entry, record in zip(entries, first)]
@@ -250,7 +251,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
         record["for_instructor"] = grader.for_instructor(submission, entry.slug)
         kept = _read(grader.out / PRIVATE / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"] and "fault" not in kept:
-            done(kept)
+            done(kept | {"kept": True})
             return kept
         with grader.ranks() as ranks:
             record["exercises"] = {str(n): grader.attempt(n, submission, ranks, entry.slug)
