@@ -9,6 +9,8 @@ What is covered:
 - System calls by which sandboxes could reach each other, or the kernel's rarer parts, are refused (see calls).
 - Modules of the book that hold an exercise's solution can be imported, but not called.
 
+A sandbox for a process that a warm one has forked is made from inside, and is the same (see enclosed).
+
 What is not covered:
 - Faults of the kernel, of bubblewrap or of a GPU's driver; a GPU itself is shared, where one is used.
 - Side channels: timing, and the load of the machine, between sandboxes that run side by side.
