@@ -32,3 +32,8 @@ def without_iri_grammar() -> None:
     than a second on a grammar, and no notebook has an IRI to check.
     """
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None makes the import fail
+
+
+def pytest_addoption() -> None:
+    """With `-p book.extras`, which pytest loads before nbval, and with it nbformat: the same for pytest."""
+    without_iri_grammar()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 AXES = ("pp", "dp", "tp")  # outermost first: what talks most sits closest together
+WITH_CONTEXT = ("pp", "dp", "cp", "tp")  # the same with sequences cut over cp
 
 
 class MeshError(ValueError):
@@ -121,6 +122,24 @@ class Mesh:
         if sorted(axes) != sorted(self.axes):
             raise MeshError(f"an order of {', '.join(self.axes)} names each of them once, not {', '.join(axes)}")
         return Mesh(axes, tuple(self.size(axis) for axis in axes), self.ranks_per_node)
+
+    def folded(self, axes: Sequence[str], into: Mapping[str, int]) -> Mesh:
+        """The same ranks with other axes in the place of some that are next to one another, outermost first.
+
+        `mesh.folded(("dp", "cp"), {"efsdp": 2, "ep": 4})` has experts on ep in the place of data and sequences. Raises
+        MeshError where `axes` are not next to one another in this order, or `into` has another number of ranks.
+        """
+        first = self._place(axes[0])
+        last = first + len(axes)
+        if self.axes[first:last] != tuple(axes):
+            raise MeshError(f"only axes that are next to one another can be folded: {', '.join(axes)} are not in "
+                            f"{', '.join(self.axes)}")
+        here, there = math.prod(self.shape[first:last]), math.prod(into.values())
+        if here != there:
+            raise MeshError(f"{', '.join(axes)} have {here} ranks together and can't be folded into {there} of "
+                            f"{', '.join(into)}")
+        return Mesh((*self.axes[:first], *into, *self.axes[last:]),
+                    (*self.shape[:first], *into.values(), *self.shape[last:]), self.ranks_per_node)
 
     def _ranks(self, fixed: Mapping[int, int]) -> Iterator[int]:
         """The ranks with these coordinates, by the place of the axis, in their order."""

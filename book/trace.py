@@ -56,7 +56,8 @@ class Event:
     `micro_batch` are a pipeline's, `step` a schedule's or a level of happens-before. `bucket` says which bucket of
     gradients a compute event fills or a collective carries; `waited`, of a collective in a followed backward pass, how
     many of its rank's gradients were ready when the program had waited for it. `line` is the line of a notebook's cell
-    that called a send, with its function, "6 in step: dist.send(x, 1)", where that is known.
+    that called a send, with its function, "6 in step: dist.send(x, 1)", where that is known. `parts` are the bytes that
+    an uneven all-to-all has for each rank of its group, in the order of `group`.
     """
 
     rank: int = count()
@@ -76,6 +77,7 @@ class Event:
     waited: int | None = count(default=None)
     unit: str | None = word(default=None)
     line: str | None = word(default=None)
+    parts: tuple[float, ...] | None = word(default=None)
 
     @property
     def times_s(self) -> tuple[float, float]:
@@ -184,7 +186,12 @@ class Trace:
         if sorted(numbers) != list(range(self.world_size)):
             raise TraceError(f"{list(numbers)} must be the ranks 0 to {self.world_size - 1} in some order")
         old = np.argsort(numbers)
-        events = [replace(event, rank=int(numbers[event.rank]),
+        def moved(event: Event) -> tuple[float, ...] | None:
+            """The parts, in the order of the group's new numbers."""
+            return event.parts and tuple(part for _, part in sorted(
+                (int(numbers[rank]), part) for rank, part in zip(event.group or (), event.parts)))
+
+        events = [replace(event, rank=int(numbers[event.rank]), parts=moved(event),
                           peer=None if event.peer is None else int(numbers[event.peer]),
                           group=event.group and tuple(sorted(int(numbers[rank]) for rank in event.group)),
                           contributions=event.contributions and tuple(event.contributions[k] for k in old))

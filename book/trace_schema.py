@@ -73,4 +73,5 @@ _FIELDS: dict[str, tuple[Callable[[Any, int], bool], str]] = {
     "rank": _RANK, "kind": _TEXT, "op": _TEXT, "peer": _RANK, "group": (_are_ranks, "a list of ranks"),
     "chunk": _INDEX, "stage": _INDEX, "micro_batch": _INDEX, "step": _INDEX, "bucket": _INDEX, "waited": _INDEX,
     "num_bytes": (_is_size, "a number of bytes"), "start_s": _SECONDS, "end_s": _SECONDS,
-    "contributions": (_are_numbers, "a list of numbers"), "unit": _TEXT, "line": _TEXT}
+    "contributions": (_are_numbers, "a list of numbers"), "unit": _TEXT, "line": _TEXT,
+    "parts": (lambda value, limit: _are_numbers(value, limit) and min(value, default=0) >= 0, "a list of bytes")}

@@ -24,8 +24,6 @@ from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
 
-MIB = 2**20
-
 
 def join(*widths: int) -> nn.Sequential:
     """Join the group; linear layers from each width to the next, the same on each rank."""

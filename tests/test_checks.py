@@ -416,26 +416,6 @@ class LockedInParts(Counter):
             self.count = before + number
 
 
-class TwoLinesApart(Counter):
-    """Goes wrong only if each call stops once: both must have appended before either looks."""
-
-    def add(self, number):
-        self.log.append(number)
-        if len(self.log) == 2:
-            self.count += sum(self.log)
-            self.log.clear()
-
-
-class Raises(Counter):
-    def add(self, number):
-        if self.log:
-            del self.log[0]
-        else:
-            self.log.append(number)
-            self.log.remove(number)
-        self.count += 0
-
-
 class Crosswise(Counter):
     """Each call takes both locks, in an order of its own."""
 

@@ -811,6 +811,7 @@ def test_only_the_best_layout_that_fits_is_taken(num_gpus, memory_bytes):
     assert best_layout.chosen_layout(least, *case, slack=0.1)[0] == least
 
 
+@pytest.mark.slow
 def test_no_layout_is_the_answer_where_none_fits():
     nothing_fits = a_case(memory_bytes=1e9)
     assert best_layout.chosen_layout(None, *nothing_fits) == (None, 0.0)
@@ -824,6 +825,7 @@ def test_no_layout_is_the_answer_where_none_fits():
     (Layout(1, 1, 16), "it has 16 GPUs"), (Layout(1, 24, 1, micro_batch_size=4), "into whole micro-batches of 4"),
     (Layout(1, 24, 1, zero_stage=3), "zero_stage 0 or 1"),
 ])
+@pytest.mark.slow
 def test_layouts_outside_the_exercise_are_refused(wrong, said):
     with pytest.raises(CheckFailed, match=said):
         best_layout.chosen_layout(wrong, *a_case())

@@ -121,6 +121,15 @@ def test_the_innermost_axis_is_the_last_to_cross_nodes(ranks_per_node, crossing)
         assert across[axis] == pytest.approx(bytes_by_axis(found, 8)[axis].sum())
 
 
+def test_each_rank_of_an_all_to_all_sends_to_all_others():
+    mesh, group = Mesh.of({"dp": 2, "ep": 3}), (3, 4, 5)
+    even = Event(4, "collective", "all_to_all", group=group, num_bytes=30.0)
+    uneven = Event(4, "collective", "all_to_all", group=group, num_bytes=30.0, parts=(1, 20, 5))
+    assert flows(Trace([even], 6, "logical", "recorded"), mesh) == {("ep", 4, 3): 10, ("ep", 4, 5): 10}
+    assert flows(Trace([uneven], 6, "logical", "recorded"), mesh) == {("ep", 4, 3): 1, ("ep", 4, 5): 5}
+    assert sent_bytes(even) == 20 and sent_bytes(uneven) == 6
+
+
 def test_each_rank_of_a_ring_sends_to_the_next_and_the_last_to_the_first():
     mesh, group = Mesh.of({"dp": 2, "tp": 4}), (4, 5, 6, 7)
     events = [Event(rank, "collective", "all_gather", group=group, num_bytes=400.0) for rank in group]

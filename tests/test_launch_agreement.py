@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # the ranks need it too, and torch.distributed does not import it
 
 from book.launch import HangError, RankError, launch
-from book.launch.board import DEPTH, NUM_ALIKE, Board, Call, Group
+from book.launch.board import DEPTH, NUM_ALIKE, Board, NotedCall, Group
 
 FLOATS, INTS = "float32 [4], SUM", "int32 [4], SUM"
 
@@ -116,8 +116,8 @@ def right_but_unusual():
     received = torch.empty(4 * splits[rank])
     dist.all_to_all_single(received, torch.ones(10), [splits[rank]] * 4, splits)
     dist.all_gather_object([None] * 4, "x" * rank)
-    if rank < 2:
-        dist.all_reduce(torch.ones(3), group=dist.new_group([0, 1], use_local_synchronization=True))
+    pair = [rank // 2 * 2, rank // 2 * 2 + 1]  # each rank makes as many: from 2.14 on torch names later groups by that
+    dist.all_reduce(torch.ones(3 + rank // 2), group=dist.new_group(pair, use_local_synchronization=True))
     for root in range(4):
         dist.scatter(torch.empty(2), [torch.ones(2)] * 4 if rank == root else None, src=root)
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -184,7 +184,7 @@ def test_without_the_comparison_ranks_see_what_torch_does():
 def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
     board = Board(3)
     groups = Group("0", (0, 1, 2)), Group("1", (0, 2))
-    noted = {(rank, group, number): Call(number, (rank,) * NUM_ALIKE, group.name, f"[{number}]", "code.py", number)
+    noted = {(rank, group, number): NotedCall(number, (rank,) * NUM_ALIKE, group.name, f"[{number}]", "code.py", number)
              for rank in range(3) for group in groups for number in range(1, 3 * DEPTH)}
     for (rank, group, _), call in noted.items():
         board.note(rank, group, call)
@@ -200,7 +200,7 @@ def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
 
 def test_arguments_too_long_for_a_slot_are_cut_and_a_group_of_many_ranks_is_not():
     board, group = Board(1), Group("world", tuple(range(0, 2000, 3)))
-    noted = Call(1, tuple(range(NUM_ALIKE)), "all_reduce", "é" * 1000, "code.py", 7)
+    noted = NotedCall(1, tuple(range(NUM_ALIKE)), "all_reduce", "é" * 1000, "code.py", 7)
     board.note(0, group, noted)
     call = board.read(0, group, 1)
     assert call is not None and 100 < call.arguments.count("é") < 300

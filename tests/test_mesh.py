@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 
 from book.launch import launch, rank_device
-from book.mesh import AXES, Mesh, MeshError
+from book.mesh import AXES, WITH_CONTEXT, Mesh, MeshError
 from book.parallel.hybrid import axis_groups
 
 CUBE = Mesh(AXES, (2, 2, 2), 4)
@@ -86,6 +86,15 @@ def test_the_cube_of_the_chapter():
     assert {axis: any(map(CUBE.crosses, CUBE.groups(axis))) for axis in AXES} == {"pp": True, "dp": False, "tp": False}
 
 
+def test_folded_axes_keep_the_ranks_and_the_other_groups():
+    mesh = Mesh(WITH_CONTEXT, (2, 2, 2, 1), 4)
+    folded = mesh.folded(("dp", "cp"), {"efsdp": 2, "ep": 2})
+    assert folded == Mesh(("pp", "efsdp", "ep", "tp"), (2, 2, 2, 1), 4)
+    assert folded.groups("efsdp", "ep") == mesh.groups("dp", "cp") and folded.groups("pp") == mesh.groups("pp")
+    assert mesh.folded(("cp", "tp"), {"ep": 2}).groups("ep") == mesh.groups("cp")
+    assert CUBE.folded(("dp", "tp"), {"efsdp": 1, "ep": 4}).groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
 def torch_s_groups(sizes):
     """In a rank: its group on each axis of torch's mesh, and of ours; and what a sum over ours gives."""
     device = rank_device()
@@ -121,6 +130,8 @@ def test_coordinates_and_groups_equal_those_of_torchs_device_mesh(sizes):
     (lambda: CUBE.coordinates(8), "no rank 8: this mesh has ranks 0 to 7"),
     (lambda: CUBE.rank_at(pp=0, dp=0), "one coordinate for each of pp, dp, tp, not pp, dp"),
     (lambda: CUBE.rank_at(pp=0, dp=2, tp=0), "dp=2 is outside"),
+    (lambda: CUBE.folded(("pp", "tp"), {"ep": 4}), "pp, tp are not in pp, dp, tp"),
+    (lambda: CUBE.folded(("dp", "tp"), {"efsdp": 1, "ep": 8}), "4 ranks together and can't be folded into 8 of efsdp"),
     (lambda: CUBE.with_axes("pp", "dp"), "names each of them once"),
 ])
 def test_an_invalid_mesh_raises_a_clear_error(make, message):

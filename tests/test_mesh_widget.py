@@ -129,6 +129,16 @@ def test_crossing_messages_are_not_a_deadlock() -> None:
     assert said(by_hand(*both), PAIR) == ["Both ranks send 8 B each along dp."]
 
 
+def test_messages_between_ranks_that_are_both_at_work_are_a_part_of_it() -> None:
+    """A ring inside of a layer: no rank has to end its forward before the other can go on."""
+    both = [Event(rank, "compute", "F", stage=0, micro_batch=0, start_s=0.0, end_s=9.0) for rank in (0, 1)]
+    ring = [Event(rank, kind, peer=1 - rank, num_bytes=8.0, start_s=at, end_s=at + 1.0) for at in (1.0, 3.0)
+            for rank in (0, 1) for kind in ("recv", "send")]
+    trace = Trace(both + ring, 2, "measured", "recorded")
+    assert said(trace, PAIR) == ["Forward of micro-batch 0 on stage 0: 2 messages along dp, 16 B from each rank."]
+    assert [sent["bytes"] for sent in data_of(mesh_explorer(trace, PAIR))["stops"][1]["sent"]] == [16, 16]
+
+
 def test_a_message_is_named_only_if_it_is_unambiguous() -> None:
     """Two sends after one forward could be anything, and so could one that goes to no neighbouring stage."""
     mesh = Mesh.of({"pp": 2})

@@ -21,9 +21,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from book.collectives import parameter_server_all_reduce, ring_all_reduce
 from book.cost import ring_sent_bytes, root_sent_bytes
+from book.device import message_device
 from book.execute import execute
 from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, Windows, load_text
+from book.parallel.compressed import TopK
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.parallel.rarely import Rarely
 from book.record import follow_backward
@@ -591,3 +593,62 @@ def test_only_the_ranks_of_a_group_agree():
 def test_rarely_refuses_what_makes_no_sense(wrong, message):
     with pytest.raises(ValueError, match=message):
         Rarely(nn.Linear(2, 2), **wrong)
+
+
+# the largest numbers of a gradient
+
+def largest(share, keep, num_steps):
+    """Train this rank's share of the batches in DDP with the hook; the weights in the end."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double().to(message_device())
+    parallel = DistributedDataParallel(module)
+    parallel.register_comm_hook(None, TopK(share, keep).reduce)
+    for step in range(num_steps):
+        x, y = (t.double().to(message_device()) for t in batch(4 * world_size, seed=step))
+        parallel.zero_grad()
+        F.mse_loss(parallel(x[rank::world_size]), y[rank::world_size]).backward()
+        for p in module.parameters():
+            p.data -= 0.3 * p.grad
+    return torch.cat([p.detach().flatten().cpu() for p in module.parameters()])
+
+
+def every_share(shares, num_steps):
+    rank_device()
+    dist.init_process_group()
+    return [largest(*share, num_steps) for share in shares]
+
+
+def largest_alone(share, keep, num_steps, world_size):
+    """The same as one process, which plays all ranks: the definition, written out."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    left = [0.0] * world_size
+    for step in range(num_steps):
+        x, y = (t.double() for t in batch(4 * world_size, seed=step))
+        sent = []
+        for rank in range(world_size):
+            module.zero_grad()
+            F.mse_loss(module(x[rank::world_size]), y[rank::world_size]).backward()
+            owed = torch.cat([p.grad.flatten() for p in module.parameters()]) + left[rank]
+            few = owed.abs() >= owed.abs().sort(descending=True).values[int(share * len(owed)) - 1]
+            sent.append(torch.where(few, owed, 0))
+            left[rank] = owed - sent[-1] if keep else 0.0
+        pieces = (sum(sent) / world_size).split([p.numel() for p in module.parameters()])
+        for p, piece in zip(module.parameters(), pieces):
+            p.data -= 0.3 * piece.view_as(p)
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.slow
+def test_a_hook_that_sends_the_largest_numbers_does_what_the_definition_says():
+    shares = [(0.25, True), (0.25, False), (1.0, True)]
+    for found in launch(every_share, 3, shares, 5):
+        for share, weights in zip(shares, found, strict=True):
+            torch.testing.assert_close(weights, largest_alone(*share, 5, 3), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -0.1])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match="share must be above 0 and at most 1"):
+        TopK(share)

@@ -1,4 +1,4 @@
-"""3-D parallelism on eight real ranks with different seeds: equal to one process, in every layout, and torch's too."""
+"""All axes on eight real ranks with different seeds: equal to one process, in every layout, and torch's too."""
 from __future__ import annotations
 
 import copy
@@ -12,11 +12,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from book.cost import LayerShape, bytes_by_axis, flows, hybrid_sent_bytes
 from book.launch import RankError, launch, rank_device
-from book.mesh import Mesh, MeshError
-from book.parallel import GPT, broadcast_state
+from book.mesh import WITH_CONTEXT, Mesh, MeshError
+from book.parallel import GPT, GPTConfig, broadcast_state
+from book.parallel.axes import FiveAxes, with_experts
+from book.parallel.context import gathered_attention, positions, ring_attention, ulysses_attention
+from book.parallel.experts import bytes_sent
 from book.parallel.hybrid import Hybrid, clip_gradients
 from book.parallel.stage import GPTStage
+from book.record import paused
 from tests.by_value import sent_by_value
 from tests.hybrid import (CONFIG, LAYOUTS, LEARNING_RATE, MIXED, NUM_MICRO_BATCHES, NUM_STEPS, adamw, alone, batch,
                           expected_piece, mean_losses, mesh_of, trained)
@@ -187,3 +192,128 @@ def test_clipping_without_gradients_raises_an_error(zero_stage):
     with pytest.raises(RankError, match="no parameter has a gradient") as caught:
         launch(clipped_without_gradients, 2, zero_stage)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+# Sequences cut over cp, experts folded over dp and cp
+LONG = GPTConfig(vocab_size=16, context=8, num_layers=2, num_heads=4, width=8, dtype=torch.float64)
+NUM_LONG, MICRO_BATCHES, NUM_EXPERTS, TOP_K = 8, 2, 8, 2
+
+
+def long_batch(step):
+    """Inputs and targets of a step, (B, T) each: a token's target is the next one, also where the sequence is cut."""
+    tokens = torch.randint(LONG.vocab_size, (NUM_LONG, LONG.context + 1), generator=torch.Generator().manual_seed(step))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def long_model(seed, ep, device):
+    """A model of this seed, with experts if they are shared."""
+    gpt = GPT.seeded(LONG, seed)
+    return (with_experts(gpt, NUM_EXPERTS, TOP_K, seed) if ep else gpt).to(device)
+
+
+def part_of(whole, name, mine, mesh, place, ep):
+    """What a rank should hold of a weight of the whole model."""
+    if name.endswith(("layer.up", "layer.down")):
+        return whole.chunk(ep)[(place["dp"] * mesh.size("cp") + place["cp"]) % ep]
+    cut = getattr(mine, "shard_dim", None)
+    return whole if cut is None else whole.tensor_split(mesh.size("tp"), cut)[place["tp"]]
+
+
+def on_five_axes(sizes, ep=None, zero_stage=0, attention=ring_attention, num_steps=NUM_STEPS):
+    """In a rank: how far its losses and weights are at most from one process; the choices of experts of each step and
+    layer, of the whole batch; the bytes of its weights that are averaged over all replicas."""
+    device, mesh = rank_device(), Mesh(WITH_CONTEXT, sizes)
+    place, rank = mesh.coordinates(dist.get_rank()), dist.get_rank()
+    with paused():
+        mine = FiveAxes(long_model(rank, ep, device), mesh, MICRO_BATCHES, adamw, zero_stage, ep, attention)
+    alone, worst, chosen = long_model(0, ep, device), [], []
+    optimizer = adamw(alone.parameters())
+    for step in range(num_steps):
+        inputs, targets = (tensor.to(device) for tensor in long_batch(step))
+        found, wanted = mine.step(inputs, targets), alone.loss(alone(inputs), targets)
+        wanted.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        chosen.append([block.mlp.layer.routing.choices.cpu() for block in alone.blocks] if ep else [])
+        with paused():  # the mean over dp and cp, where each tp rank of the last stage has the same
+            total = torch.zeros(1, dtype=torch.float64, device=device) if found is None else found.view(1)
+            dist.all_reduce(total)
+        worst.append(abs(total.item() / (sizes[1] * sizes[2] * sizes[3]) - wanted.item()))
+    theirs, averaged = dict(alone.named_parameters()), 0
+    for name, weight in mine.module.model.named_parameters():
+        expected = part_of(theirs[name], name, weight, mesh, place, ep)
+        worst.append((weight - expected).abs().max().item())
+        averaged += 0 if name.endswith(("layer.up", "layer.down")) else weight.nbytes
+    return max(worst), chosen, averaged
+
+
+def recorded_on_five_axes(sizes, ep):
+    dist.init_process_group()
+    return on_five_axes(sizes, ep)
+
+
+def rows_between(choices, sizes, ep):
+    """How many rows each of the dp · cp ranks sends to each of its ep group, and which group that is, by its ranks."""
+    dp, cp = sizes[1:3]
+    owner = torch.empty(NUM_LONG, LONG.context, dtype=torch.long)
+    for replica in range(dp):
+        for place in range(cp):
+            own = positions(place, cp, LONG.context)
+            owner.chunk(dp)[replica][:, own] = replica * cp + place
+    expert_at = choices // (NUM_EXPERTS // ep)
+    return [[int((expert_at[owner.flatten() == source] == to).sum()) for to in range(ep)] for source in range(dp * cp)]
+
+
+def expert_bytes(chosen, sizes, ep, rank):
+    """What a rank sends to other ranks of its ep group for one layer in one step: rows, and how many come."""
+    rows, own = rows_between(chosen, sizes, ep), rank // sizes[3] % (sizes[1] * sizes[2])
+    first = own // ep * ep
+    take = [rows[first + other][own - first] for other in range(ep)]
+    counts = MICRO_BATCHES * NUM_EXPERTS * 8 * (ep - 1) / ep
+    return sum(bytes_sent(rows[own], take, own - first, LONG.width * 8)) + counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "ep"), [((1, 2, 2, 2), None), ((2, 2, 2, 1), 4)], ids=str)
+def test_five_axes_train_like_one_process_and_send_what_the_formulas_say(sizes, ep):
+    run, mesh = launch(recorded_on_five_axes, 8, sizes, ep, record=True), Mesh(WITH_CONTEXT, sizes)
+    found = bytes_by_axis(flows(run.trace, mesh), 8)
+    layer = LayerShape(NUM_LONG // sizes[1] // MICRO_BATCHES, LONG.context // sizes[2], LONG.width, LONG.num_heads)
+    for rank, (worst, chosen, averaged) in enumerate(run):
+        assert worst < 1e-12
+        wanted = hybrid_sent_bytes(mesh, rank, layer, LONG.num_layers, MICRO_BATCHES, averaged, bytes_per_number=8)
+        if ep:
+            mine = range(LONG.num_layers)[mesh.coordinates(rank)["pp"]::sizes[0]]
+            all_to_alls = sum(expert_bytes(chosen[step][k], sizes, ep, rank) for step in range(NUM_STEPS) for k in mine)
+            wanted["dp+cp"] += all_to_alls / NUM_STEPS
+        for axis, num_bytes in wanted.items():
+            assert found.get(axis, [0.0] * 8)[rank] == pytest.approx(NUM_STEPS * num_bytes), (axis, rank)
+    assert set(found) == {"dp+cp", *(axis for axis, size in zip(WITH_CONTEXT, sizes) if size > 1 and axis != "dp")}
+
+
+def more_on_five_axes():
+    """In a rank: the worst of further meshes and ways, one after the other."""
+    dist.init_process_group()
+    return [on_five_axes(sizes, num_steps=1, **options)[0] for sizes, options in (
+        ((1, 2, 2, 2), {"ep": 2}), ((2, 1, 2, 2), {"attention": gathered_attention, "zero_stage": 1}),
+        ((1, 1, 4, 2), {"ep": 2}), ((2, 2, 2, 1), {"attention": ulysses_attention}))]
+
+
+@pytest.mark.slow
+def test_copies_of_experts_and_other_ways_of_attention_train_like_one_process_too():
+    for worst in launch(more_on_five_axes, 8):
+        assert max(worst) < 1e-12
+
+
+def test_what_can_not_be_folded_is_refused_before_anything_is_sent():
+    """There is no process group here, so anything that sends raises a different error."""
+    plain, mixed = GPT(LONG), with_experts(GPT(LONG), NUM_EXPERTS, TOP_K, 0)
+    mesh = Mesh(WITH_CONTEXT, (1, 2, 2, 2))
+    for gpt, on, options, error, words in (
+            (plain, mesh_of(CUBE), {}, MeshError, "needs a mesh of pp, dp, cp, tp, not of pp, dp, tp"),
+            (plain, mesh, {"ep": 2}, ValueError, "give it for a model with_experts"),
+            (mixed, mesh, {}, ValueError, "give it for a model with_experts"),
+            (mixed, mesh, {"ep": 3}, MeshError, "ep has to divide 4"),
+            (mixed, mesh, {"ep": 2, "zero_stage": 1}, ValueError, "ZeRO is for models without experts")):
+        with pytest.raises(error, match=words):
+            FiveAxes(gpt, on, MICRO_BATCHES, adamw, **options)

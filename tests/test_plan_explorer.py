@@ -130,6 +130,7 @@ def test_a_name_that_is_not_there_is_refused() -> None:
             plan_explorer(**change)
 
 
+@pytest.mark.slow
 def test_its_data_are_light_and_the_same_each_time() -> None:
     assert html_of(plan_explorer()) == html_of(plan_explorer())
     payload = re.match(r"<div data-lockstep-plan_explorer='([^']*)'", html_of(plan_explorer()))

@@ -28,8 +28,10 @@ def ring(world_size=4, **kwargs):
 def test_json_round_trip():
     events = [Event(0, "hold", chunk=0, step=0, contributions=(1, 0)), Event(1, "hold", chunk=0, step=0),
               Event(0, "send", peer=1, chunk=0, step=0, num_bytes=2.5, start_s=0.0, end_s=1.5, contributions=(1, 0.5)),
-              Event(1, "collective", op="all_reduce", group=(0, 1), num_bytes=8, start_s=2.0)]
+              Event(1, "collective", op="all_reduce", group=(0, 1), num_bytes=8, start_s=2.0),
+              Event(1, "collective", op="all_to_all", group=(0, 1), num_bytes=8, parts=(2, 6), start_s=3.0)]
     trace = Trace(events, 2, "measured", "recorded", backend="gloo")
+    assert trace.renumbered([1, 0]).events[-1] == replace(events[-1], rank=0, parts=(6, 2))
     assert list(trace.events) == events
     assert Trace.from_json(trace.to_json()) == trace
     assert Trace.from_json(ring().to_json()) == ring()

@@ -10,7 +10,7 @@ from book import collectives
 from book.cost import Link
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
 from book.replay import Replay, StepReplay
-from book.schedule import PipelineSchedule, Schedule
+from book.schedule import Action, PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
 from book.widgets import (attention_player, bucket_timeline, expert_player, layout_chart, memory_player,
@@ -23,12 +23,13 @@ from tests.meshes import explorer
 from tests.scores import recorded as recorded_scores
 from tests.shards import recorded as recorded_product
 from tests.steps import PHASES, recorded as recorded_steps
-from tests.test_pipeline_widget import WRONG
 from tests.tokens import recorded as recorded_tokens
 
 TRANSPORT = ("Back to the start", "One step back", "Play", "One step forward", "Step", "1×")
 AWAY = "document.querySelector('.lk-move g')?.getAttribute('transform')"
 CLIP = "document.querySelector('.lk-move').style.clipPath"
+WRONG = [Action(0, 0, 0, "F"), Action(0, 0, 0, "B"), Action(0, 0, 1, "F"), Action(0, 0, 1, "B"),  # it deadlocks
+         Action(1, 1, 0, "F"), Action(1, 1, 1, "F"), Action(1, 1, 0, "B"), Action(1, 1, 1, "B")]
 Contrast = tuple[list[str], list[str], float]  # CSS variables of colours and of their grounds, the least ratio
 
 

@@ -93,15 +93,18 @@ def context_parallel_sent_bytes(method: str, num_ranks: int, query_bytes: float,
 
 
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
-                      parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4) -> dict[str, float]:
+                      parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4,
+                      attention: str = "ring") -> dict[str, float]:
     """Bytes that a rank of a mesh (pp, dp, tp) sends along each axis in a step of the book's GPT, with 1F1B or GPipe.
 
     `layer` is one micro-batch's, n what goes from layer to layer in it, m micro-batches, `parameter_bytes` the rank's.
     tp: m times 8(t-1)/t n in each of the stage's layers, 2(t-1)/t n for the embedding and as much for the head, and
     for the loss three all-reduces of a number of at least 4 bytes for each token. pp: m n to each neighbour. dp:
     2(d-1)/d of the parameters; with ZeRO-2 m+1 and with ZeRO-3 3m times (d-1)/d of them, for each micro-batch has a
-    backward of its own (all derived). Raises ValueError for another stage of ZeRO, MeshError for an axis that is not
-    there.
+    backward of its own (all derived). On a mesh with cp too, `layer` has the tokens of a rank, `attention` is a method
+    of `context_parallel_sent_bytes`, which cp sends m times in each layer of the stage with 1/t of the heads, and what
+    dp did goes over both, as "dp+cp". Raises ValueError for another stage of ZeRO or method, MeshError for an axis that
+    is not there.
     """
     num_stages, group_size = mesh.size("pp"), mesh.size("tp")
     stage = mesh.coordinates(rank)["pp"]
@@ -110,23 +113,33 @@ def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int,
     n = layer.num_activations * bytes_per_number
     tokens = layer.num_sequences * layer.num_tokens * max(4, bytes_per_number)
     ends = (is_first + is_last) * ring_sent_bytes(group_size, n) + is_last * 3 * ring_sent_bytes(group_size, tokens)
-    return {"pp": m * n * (2 - is_first - is_last),
-            "dp": sharded_sent_bytes(zero_stage, mesh.size("dp"), parameter_bytes, m),
-            "tp": m * (here * tensor_parallel_sent_bytes(group_size, n) + ends)}
+    found = Counter({"pp": m * n * (2 - is_first - is_last), "dp": 0.0,
+                     "tp": m * (here * tensor_parallel_sent_bytes(group_size, n) + ends)})
+    replicas, averaged_over = mesh.size("dp"), "dp"
+    if "cp" in mesh.axes:
+        heads = n / group_size
+        found["cp"] = m * here * sum(context_parallel_sent_bytes(attention, mesh.size("cp"), heads, heads))
+        averaged_over = "+".join(axis for axis in mesh.axes if axis in ("dp", "cp") and mesh.size(axis) > 1) or "dp"
+        replicas *= mesh.size("cp")
+    found[averaged_over] += sharded_sent_bytes(zero_stage, replicas, parameter_bytes, m)
+    return dict(found)
 
 
 def sent_bytes(event: Event) -> float:
-    """Bytes that the event's rank sent in it: a message's, or a ring's share of a collective's buffer.
+    """Bytes that the event's rank sent in it: a message's, a ring's share of a collective's buffer, or what others get.
 
-    A barrier has none. Raises ValueError for a collective that is not done in rings.
+    The last is an all-to-all's, whose parts are all different. A barrier has none. Raises ValueError for a collective
+    that is neither an all-to-all nor done in rings.
     """
     if event.kind == "send":
         return event.num_bytes or 0.0
     if event.kind != "collective" or event.op == "barrier":
         return 0.0
+    if event.op == "all_to_all":
+        return sum(_parts(event).values())
     if event.op not in RINGS:
         raise ValueError(f"which rank sends how much in a {event.op} depends on how it is done: count a step that has "
-                         f"only messages, {', '.join(RINGS)} (leave the rest out with book.record.paused)")
+                         f"only messages, {', '.join(RINGS)}, all_to_all (leave the rest out with book.record.paused)")
     return BUS_FACTORS[event.op](len(event.group)) * (event.num_bytes or 0.0)
 
 
@@ -145,14 +158,16 @@ def axis_name(event: Event, mesh: Mesh) -> str:
 def flows(trace: Trace, mesh: Mesh) -> Flows:
     """Bytes from rank to rank, by axis as `axis_name` has it: {(axis, src, dst): bytes}.
 
-    In a collective each rank sends to the next one of its group, in the order of ranks, and the last to the first.
-    Raises what `sent_bytes` raises, and MeshError for a trace with more ranks than the mesh.
+    In a collective each rank sends to the next one of its group, in the order of ranks, and the last to the first; in
+    an all-to-all each sends to all others. Raises what `sent_bytes` raises, and MeshError for a trace with more ranks
+    than the mesh.
     """
     found: Counter[tuple[str, int, int]] = Counter()
     for event in trace.events:
-        num_bytes = sent_bytes(event)
-        if num_bytes:
-            found[axis_name(event, mesh), event.rank, _next(event)] += num_bytes
+        is_exchange = event.kind == "collective" and event.op == "all_to_all"
+        for peer, num_bytes in (_parts(event) if is_exchange else {_next(event): sent_bytes(event)}).items():
+            if num_bytes:
+                found[axis_name(event, mesh), event.rank, peer] += num_bytes
     return dict(found)
 
 
@@ -172,8 +187,14 @@ def bytes_across_nodes(flows: Flows, mesh: Mesh) -> dict[str, float]:
     return found
 
 
-def _next(event: Event) -> int:
-    if event.kind == "send":
+def _parts(event: Event) -> dict[int, float]:
+    """What an all-to-all's rank sends to each other rank of its group: equal parts, unless their sizes are known."""
+    even = [(event.num_bytes or 0.0) / len(event.group)] * len(event.group)
+    return {rank: part for rank, part in zip(event.group, event.parts or even) if rank != event.rank}
+
+
+def _next(event: Event) -> int | None:
+    if event.kind != "collective":
         return event.peer
     ranks = sorted(event.group)
     return ranks[(ranks.index(event.rank) + 1) % len(ranks)]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from book.launch import where
-from book.launch.board import NUM_ALIKE, Board, Call
+from book.launch.board import NUM_ALIKE, Board, NotedCall
 from book.tap import Op, Subscriber
 from book.waiting.hang import Collective, Group
 from book.words import agree, named
@@ -59,7 +59,7 @@ class Agreement(Subscriber):
         compared = "C++" if op.function is None else owner
         arguments, alike = _described(name, compared, op.tensors, op.has_splits, op.reduces, op.root, op.members)
         by = f"{owner} in backward" if owner and op.in_backward else owner
-        call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
+        call = NotedCall(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)
         for peer in group.ranks:
             if peer == rank or self._board.alike(peer, group, call.number) in (None, call.alike):
@@ -69,7 +69,7 @@ class Agreement(Subscriber):
                     self._has_refused(peer, group, call) or self._has_refused(rank, group, other)):
                 raise CallMismatch(self._told(group, call.number))
 
-    def _has_refused(self, rank: int, group: Group, call: Call) -> bool:
+    def _has_refused(self, rank: int, group: Group, call: NotedCall) -> bool:
         """Whether torch has refused this call on a rank that has moved on to its next: it will refuse it on all."""
         refused = self._board.refused(rank, group)
         return refused is not None and (refused.number, refused.alike) == (call.number, call.alike)
@@ -120,7 +120,7 @@ def _shapes(tensors: Sequence[Any]) -> str:
     return ", ".join(shapes[:4] + ["..."] * (len(shapes) > 4))
 
 
-def describe(calls: dict[int, Call]) -> str:
+def describe(calls: dict[int, NotedCall]) -> str:
     """How the ranks' calls differ where they should be the same, and what each rank calls."""
     fields = zip(*(call.alike for call in calls.values()))
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
@@ -131,12 +131,12 @@ def describe(calls: dict[int, Call]) -> str:
     return "\n".join([*lines, *(f"  {named(ranks)} {agree('calls', ranks)} {words}" for words, ranks in alike.items())])
 
 
-def with_place(call: Call) -> str:
+def with_place(call: NotedCall) -> str:
     """A call in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
     return f"{in_words(call)} at {where.place_of(call.filename, call.line)}" if call.filename else in_words(call)
 
 
-def in_words(call: Call) -> str:
+def in_words(call: NotedCall) -> str:
     """A call and who made it: "all_reduce(float32 [4], SUM) of DDP, in backward"."""
     return f"{call.name}({call.arguments})" + (f" of {call.by}" if call.by else "")
 

@@ -28,7 +28,7 @@ _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
 
-class Call(NamedTuple):
+class NotedCall(NamedTuple):
     """What a rank has noted of a call of a collective, the `number`-th in its group."""
     number: int
     alike: tuple[int, ...]  # a checksum of each thing that must be the same on all ranks
@@ -69,14 +69,14 @@ class Board:
         self.mail.close()
         os.close(self._file)
 
-    def note(self, rank: int, group: Group, call: Call) -> None:
+    def note(self, rank: int, group: Group, call: NotedCall) -> None:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
         place = self._place(rank, group, new=True)
         if place is None:
             return
         self._put(self._slot(rank, place, call.number), call)
 
-    def _put(self, at: int, call: Call) -> None:
+    def _put(self, at: int, call: NotedCall) -> None:
         lengths, texts = _encoded(call.name, call.by, call.filename, call.arguments)
         _NUMBER.pack_into(self._memory, at, 0)
         self._write(at + _CALL.size, texts)
@@ -90,12 +90,12 @@ class Board:
             self._put(self._refused_slot(rank, place), call)
             _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
 
-    def refused(self, rank: int, group: Group) -> Call | None:
+    def refused(self, rank: int, group: Group) -> NotedCall | None:
         """The last call in a group that this rank has taken back."""
         place = self._place(rank, group)
         return None if place is None else self._call(self._refused_slot(rank, place))
 
-    def read(self, rank: int, group: Group, number: int) -> Call | None:
+    def read(self, rank: int, group: Group, number: int) -> NotedCall | None:
         """A rank's call with this number in a group; None if it was not made yet, or `DEPTH` or more calls ago."""
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
@@ -110,9 +110,9 @@ class Board:
         alike = _CALL.unpack_from(self._memory, at)[1:1 + NUM_ALIKE]
         return alike if _NUMBER.unpack_from(self._memory, at)[0] == number else None
 
-    def last_calls(self) -> dict[Group, dict[int, Call]]:
+    def last_calls(self) -> dict[Group, dict[int, NotedCall]]:
         """For each group: the last call in it of each rank that has made one."""
-        last: dict[Group, dict[int, Call]] = {}
+        last: dict[Group, dict[int, NotedCall]] = {}
         for rank in range(self._world_size):
             for place, group in enumerate(self._groups(rank)):
                 calls = (self._call(self._slot(rank, place, number)) for number in range(DEPTH))
@@ -121,7 +121,7 @@ class Board:
                     last.setdefault(group, {})[rank] = max(known)
         return last
 
-    def _call(self, at: int) -> Call | None:
+    def _call(self, at: int) -> NotedCall | None:
         slot = self._memory[at:at + SLOT_BYTES]
         fields = _CALL.unpack_from(slot)
         number, line, *lengths = fields[0], *fields[-5:]
@@ -129,7 +129,7 @@ class Board:
             return None  # empty, or being written
         ends = list(itertools.accumulate(lengths, initial=_CALL.size))
         name, by, filename, arguments = (slot[start:end].decode(errors="replace") for start, end in pairwise(ends))
-        return Call(number, fields[1:1 + NUM_ALIKE], name, arguments, filename, line, by)
+        return NotedCall(number, fields[1:1 + NUM_ALIKE], name, arguments, filename, line, by)
 
     def _groups(self, rank: int) -> list[Group]:
         """A rank's groups, in the order of their places."""

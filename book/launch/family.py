@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 LIMIT_S = 2.0  # a process that the system can't kill, as it waits for a disk, must not hold up a launch
@@ -110,7 +109,13 @@ def _children() -> dict[int, list[int]]:
 def _state_and_parent(pid: int) -> tuple[str, int]:
     """A process's state, a letter, and its parent; ("X", 0) if it has ended."""
     try:
-        state, parent = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[:2]
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)  # of all processes, several times in a launch
+    except OSError:
+        return "X", 0
+    try:
+        state, parent = os.read(file, 4096).rpartition(b")")[2].split()[:2]
     except (OSError, ValueError):
         return "X", 0
-    return state, int(parent)
+    finally:
+        os.close(file)
+    return state.decode(), int(parent)

@@ -30,10 +30,9 @@ class Write(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A file that could not be read, and when that was, by time.monotonic(); whether it was there."""
+    """A file that could not be read, and when that was, by time.monotonic()."""
     path: str
     failed_s: float
-    was_there: bool
 
 
 _CODE = (".py", ".pyc", ".so")
@@ -64,7 +63,7 @@ def not_read(error: BaseException) -> Read | None:
     """The file whose absence or unfinished state has raised this error; None if it is not known to be one."""
     now_s = time.monotonic()
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        return Read(_full(error.filename), now_s, False)
+        return Read(_full(error.filename), now_s)
     path: Any = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "load" and frame.f_code.co_filename.endswith("/torch/serialization.py"):
@@ -73,7 +72,7 @@ def not_read(error: BaseException) -> Read | None:
             path = last_file(frame.f_locals.get("checkpoint_id"))
     if path is None and isinstance(error, (EOFError, ValueError, pickle.UnpicklingError)) and _opened:
         path = _opened[-1]
-    return Read(_full(path), now_s, True) if isinstance(path, (str, os.PathLike)) else None
+    return Read(_full(path), now_s) if isinstance(path, (str, os.PathLike)) else None
 
 
 def _heard(event: str, args: Sequence[Any]) -> None:

@@ -67,7 +67,7 @@ def _awaited(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> 
     behind = set()
     for group, last in hang.calls.items():
         own = last.get(first)
-        if own is not None and own.what.startswith(f"{waited.doing.operation}("):
+        if own is not None and own.name == waited.doing.operation:
             behind |= {rank for rank in group.ranks if rank not in last or last[rank].number < own.number}
     return behind or {other.rank for other in ranks if not other.has_failed and other.rank != first}
 
@@ -84,7 +84,7 @@ def _is_at(other: Other, hang: Hang) -> str:
 
 def written_late(first: int, read: Read, written: Mapping[int, Mapping[str, Write]]) -> Iterator[str]:
     """Whether another rank than `first` has written the file since, or was writing it; `written` has those of each."""
-    path, failed_s, _ = read
+    path, failed_s = read
     changed_s = 0.0
     with suppress(OSError):
         changed_s = time.monotonic() - (time.time() - os.stat(path).st_mtime)

@@ -174,7 +174,7 @@ class Ranks:
         for member in working:
             member.note_stop(now_s)
         if all(member.still_s is not None for member in working):
-            asked = [member for member in self._all if member.stopped_s is None]
+            asked = [member for member in working if member.stopped_s is None]
             for member in asked:
                 member.still_s = None
             self._looked_s = now_s

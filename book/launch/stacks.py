@@ -7,6 +7,7 @@ which takes the list's lock, and follows all frames in one call of C, during whi
 """
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import keyword
@@ -38,19 +39,24 @@ class Line(NamedTuple):
         """Its text without surrounding spaces; "" if that is not known."""
         return linecache.getline(self.filename, self.number).strip()
 
-    def calls(self) -> set[str]:
+    def calls(self) -> frozenset[str]:
         """The names of what is called there: {"isend", "wait"} for `dist.isend(x, 1).wait()`."""
-        names, before = set(), ""
-        try:
-            for token in tokenize.generate_tokens(io.StringIO(self.source).readline):
-                if token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower():
-                    names.update(_CALL.findall(token.string))  # before Python 3.12 it is one token
-                if token.string == "(" and before.isidentifier() and not keyword.iskeyword(before):
-                    names.add(before)
-                before = token.string
-        except (tokenize.TokenError, SyntaxError):
-            pass  # the statement goes on in the next line
-        return names
+        return _calls_in(self.source)
+
+
+@functools.lru_cache(1024)  # a rank that waits is looked at many times, and stands at the same lines
+def _calls_in(source: str) -> frozenset[str]:
+    names, before = set(), ""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower():
+                names.update(_CALL.findall(token.string))  # before Python 3.12 it is one token
+            if token.string == "(" and before.isidentifier() and not keyword.iskeyword(before):
+                names.add(before)
+            before = token.string
+    except (tokenize.TokenError, SyntaxError):
+        pass  # the statement goes on in the next line
+    return frozenset(names)
 
 
 class Stack(NamedTuple):

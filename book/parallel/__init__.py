@@ -13,7 +13,9 @@
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
     context         context parallelism: ring_attention and its rivals, ContextParallel
     experts         expert parallelism: routing, dispatch and combine by all-to-all, MoE and ExpertParallel
+    axes            FiveAxes: Hybrid with sequences cut over cp, and experts folded over dp and cp
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
+    compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
     checked         argument checks, kept apart from the code that chapters show
 """
 from book.extras import needed_by

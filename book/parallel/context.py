@@ -27,8 +27,8 @@ from book.parallel.model import GPT, Attention
 from book.parallel.sharded import MakeOptimizer
 from book.parallel.tensor.operators import Group, all_gather_then_reduce_scatter
 
-__all__ = ["ContextParallel", "Running", "blockwise_attention", "bytes_sent", "gathered_attention", "positions",
-           "ring_attention", "scores_per_rank", "ulysses_attention"]
+__all__ = ["ContextParallel", "Running", "blockwise_attention", "bytes_sent", "cut_by_tokens", "gathered_attention",
+           "positions", "ring_attention", "scores_per_rank", "ulysses_attention"]
 
 Attend: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -288,6 +288,26 @@ def check_dropout(gpt: GPT) -> None:
                          "nothing: make the model with dropout=0")
 
 
+@checked_by(check_dropout)
+def cut_by_tokens(gpt: GPT, attention: Callable[..., torch.Tensor] = ring_attention, zigzag: bool = True,
+                  group: Group = None) -> GPT:
+    """Have a GPT work on the tokens of this rank, in place, and return it: it then takes those at its `positions`.
+
+    Attention looks at the tokens of all ranks of the group, in one of this module's three ways. Weights stay as they
+    are. Cut it by tokens before `split_gpt` cuts its layers. Raises ValueError for a model with dropout.
+    """
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def own_positions(_: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        places_T, = inputs
+        return (positions(rank, num_ranks, num_ranks * len(places_T), zigzag).to(places_T.device),)
+
+    for block in gpt.blocks:
+        block.attention = ContextAttention(block.attention, partial(attention, zigzag=zigzag, group=group))
+    gpt.position_embedding.register_forward_pre_hook(own_positions)
+    return gpt
+
+
 class ContextParallel:
     """A GPT whose sequences are cut over the ranks of a group, and a training step of the whole batch.
 
@@ -299,9 +319,7 @@ class ContextParallel:
     def __init__(self, gpt: GPT, make_optimizer: MakeOptimizer, attention: Callable[..., torch.Tensor] = ring_attention,
                  zigzag: bool = True, group: Group = None) -> None:
         broadcast_state(gpt)
-        for block in gpt.blocks:
-            block.attention = ContextAttention(block.attention, partial(attention, zigzag=zigzag, group=group))
-        self.module, self.zigzag, self.group = gpt, zigzag, group
+        self.module, self.zigzag, self.group = cut_by_tokens(gpt, attention, zigzag, group), zigzag, group
         self.optimizer = make_optimizer(gpt.parameters())
 
     def share(self, batch: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -317,9 +335,8 @@ class ContextParallel:
         Returns the mean loss of this rank's tokens: their mean over the ranks is the batch's. Gradients are then those
         of the whole batch. Raises ValueError for tokens that can't be cut into equal chunks.
         """
-        inputs, targets, places = self.share([inputs_BT, targets_BT])
-        embedded = self.module.token_embedding(inputs) + self.module.position_embedding(places)
-        loss = self.module.loss(self.module.predict(self.module.apply_blocks(embedded)), targets)
+        inputs, targets, _ = self.share([inputs_BT, targets_BT])
+        loss = self.module.loss(self.module(inputs), targets)
         loss.backward()
         average_gradients(self.module.parameters(), self.group)
         return loss.detach()

@@ -219,7 +219,7 @@ def average_expert_gradients(layer: ExpertParallel, groups: Mapping[str, dist.Pr
 
 def check_experts(moe: MoE, mesh: Mesh | None) -> None:
     """Raise MeshError for a mesh with other axes, ValueError for experts that can't be shared equally."""
-    if mesh and set(mesh.axes) != {"efsdp", "ep"}:
+    if mesh and not {"efsdp", "ep"} <= set(mesh.axes):
         raise MeshError(f"experts need a mesh of efsdp and ep, not of {', '.join(mesh.axes)}: an axis that is not used "
                         "has the size 1")
     num_ranks = mesh.size("ep") if mesh else dist.get_world_size()
@@ -232,17 +232,20 @@ class ExpertParallel(nn.Module):
     """A layer of experts that are shared by the ranks of "ep" in a mesh, where each rank has tokens of its own.
 
     The mesh has the axes "efsdp" and "ep", and all ranks: those that differ along "efsdp" hold the same experts. None
-    means "ep" alone. All ranks get rank 0's weights and bias; `moe` is taken over and stays on its device. Its capacity
-    is that for the tokens of one rank, or with `over_batch` for those of all. Raises MeshError for a mesh with other
-    axes or a wrong number of ranks, ValueError for experts that can't be shared equally.
+    means "ep" alone. Along further axes the layer is another one or a copy: then average its gradients by `groups`
+    yourself. All ranks get rank 0's weights and bias; `moe` is taken over and stays on its device. Its capacity is that
+    for the tokens of one rank, or with `over_batch` for those of all. `groups` are `axis_groups(mesh)`, where several
+    layers share them. Raises MeshError for a mesh without these axes or with a wrong number of ranks, ValueError for
+    experts that can't be shared equally.
     """
 
     @checked_by(check_experts)
-    def __init__(self, moe: MoE, mesh: Mesh | None = None, over_batch: bool = False) -> None:
+    def __init__(self, moe: MoE, mesh: Mesh | None = None, over_batch: bool = False,
+                 groups: Mapping[str, dist.ProcessGroup] | None = None) -> None:
         super().__init__()
         broadcast_state(moe)
         mesh = mesh or Mesh.of({"efsdp": 1, "ep": dist.get_world_size()})
-        self.groups, place = axis_groups(mesh), mesh.coordinates(dist.get_rank())["ep"]
+        self.groups, place = groups or axis_groups(mesh), mesh.coordinates(dist.get_rank())["ep"]
         self.router = moe.router
         self.register_buffer("bias", moe.bias)
         self.up, self.down = (nn.Parameter(whole.detach().chunk(mesh.size("ep"))[place].clone())

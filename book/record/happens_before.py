@@ -138,7 +138,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
                     bucket=operation.bucket, waited=waited, unit=operation.unit, start_s=start_s, end_s=end_s,
-                    step=step)
+                    step=step, parts=operation.parts)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,

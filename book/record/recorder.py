@@ -168,7 +168,8 @@ class _Recorder(tap.Subscriber):
             return
         kind, collective = (op.kind, None) if op.is_message else ("collective", op.kind)
         operation = Operation(kind, collective, op.group.name, op.group.ranks, op.peer, op.tag, float(op.num_bytes),
-                              start_ns=0, line=self.line() if self.line and kind == "send" else None)
+                              start_ns=0, line=self.line() if self.line and kind == "send" else None,
+                              parts=tuple(map(float, op.part_bytes)) or None)
         with self._lock:
             recording = self.recording
             index, position = len(recording.operations), len(recording.log)

@@ -38,7 +38,8 @@ class Operation:
 
     A `withdrawn` call was refused by the backend, so it moved nothing and matches nothing. `bucket` is the bucket of
     gradients that it carries, if followed and known, `unit` the part of the model that it belongs to, and `line` the
-    line of a notebook's cell that called it, if it is a send and that is known.
+    line of a notebook's cell that called it, if it is a send and that is known. `parts` are the bytes for each of
+    `ranks`, of an all-to-all that names their sizes.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Operation:
     bucket: int | None = None
     unit: str | None = None
     line: str | None = None
+    parts: tuple[float, ...] | None = None
 
 
 @dataclass

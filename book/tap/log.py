@@ -79,6 +79,14 @@ class Op:
         return any(self.splits)
 
     @property
+    def part_bytes(self) -> list[int]:
+        """What an all-to-all that names the sizes of parts has for each rank of its group; else empty."""
+        if not self.splits[1] or not self.tensors:
+            return []
+        given = self.tensors[0]
+        return [size * given.shape[1:].numel() * given.dtype.itemsize for size in self.splits[1]]
+
+    @property
     def num_bytes(self) -> int:
         """The size of its tensors; of a collective, that of its larger side."""
         return self.most_bytes or sum([each.shape.numel() * each.dtype.itemsize for each in self.tensors])

@@ -39,7 +39,7 @@ class Calls(Page):
 
     def __init__(self, timelines: Sequence[Timeline], title: str = "The last exchanges", end: str = "",
                  hangs: bool = False):
-        self.timelines, self.title, self._end, self._hangs = tuple(timelines), title, end, hangs
+        self.timelines, self.title, self._end = tuple(timelines), title, end
         self.traces = {}
         self._found = arrivals_of(self.timelines)
         self._window = _window(self.timelines, self._found, hangs)

@@ -277,11 +277,12 @@ class _Teller:
             yield f"Rank @{event.rank} waits", rest
 
     def _inside(self, items: list[Item]) -> str:
-        """The collectives inside actions of one kind: "5 all-reduces along tp, 2.56 kB from each rank"."""
+        """What is sent inside actions of one kind: "5 all-reduces along tp, 2.56 kB from each rank"."""
         same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in items:
             for event in item.inner:
-                same[event.op, axis_name(event, self._mesh)].append(event)
+                op = event.op if event.kind == "collective" else "message"
+                same[op, axis_name(event, self._mesh)].append(event)
         return "; ".join(f"{_several(op, len(events) // len(items))} along {axis}, {_size(events)}"
                          for (op, axis), events in same.items())
 

@@ -22,8 +22,8 @@ Channel = tuple[int | None, int | None]  # source and destination of a message, 
 class Item:
     """What one rank does next: "work", "send", "recv" or "collective".
 
-    Work has its `action`, and the collectives inside it in `inner`. `made` is the action that a message comes from, if
-    that is known.
+    Work has its `action`, and in `inner` what is sent inside it: collectives, and messages to a rank that is at an
+    action too. `made` is the action that a message comes from, if that is known.
     """
 
     kind: str
@@ -64,7 +64,8 @@ def read_step(trace: Trace) -> Step:
     if trace.clock == "logical":
         raise ValueError("a mesh is shown from the trace that was recorded, launch(..., record=True).trace: a logical "
                          "one does not say what a rank did between its messages")
-    programs = [_program(trace, rank) for rank in range(trace.world_size)]
+    inner = _between_actions(trace)
+    programs = [_program(trace, rank, inner) for rank in range(trace.world_size)]
     stages: dict[int, set[int]] = {}
     actions = [item.action for program in programs for item in program if item.action]
     for action in actions:
@@ -86,8 +87,8 @@ def _action(event: Event) -> Action | None:
 
 
 def _group(event: Event) -> tuple[int, ...]:
-    """The ranks of a collective; () if the trace does not say."""
-    return event.group or ()
+    """The ranks of a collective, or the one that a message goes to; () if the trace does not say."""
+    return event.group or (() if event.peer is None else (event.peer,))
 
 
 def _is_shown(event: Event) -> bool:
@@ -105,16 +106,47 @@ def _begins(event: Event) -> float:
     return event.start_s or 0.0  # shown events have one
 
 
-def _program(trace: Trace, rank: int) -> list[Item]:
-    """What a rank did, in its order; what it received inside an action comes before the action, which needs it."""
+def _in_order(trace: Trace, rank: int) -> Iterator[tuple[Event, bool]]:
+    """A rank's events in its order, and of each whether it is inside the last action before it."""
+    ends = -1.0
+    for event in sorted([event for event in trace.of_rank(rank) if _is_shown(event)], key=_begins):
+        yield event, _begins(event) <= ends
+        if event.kind == "compute":
+            ends = -1.0 if event.end_s is None else event.end_s
+
+
+def _between_actions(trace: Trace) -> set[Event]:
+    """Messages between two ranks that are both inside an action, such as the hops of a ring in a layer.
+
+    The n-th message from one rank to another is the n-th that is received.
+    """
+    sent: dict[Channel, list[tuple[Event, bool]]] = {}
+    taken: dict[Channel, list[tuple[Event, bool]]] = {}
+    for rank in range(trace.world_size):
+        for event, is_inside in _in_order(trace, rank):
+            if event.kind == "send":
+                sent.setdefault((rank, event.peer), []).append((event, is_inside))
+            elif event.kind == "recv":
+                taken.setdefault((event.peer, rank), []).append((event, is_inside))
+    pairs = (pair for channel in sent for pair in zip(sent[channel], taken.get(channel, ())))
+    return {event for (one, one_inside), (other, other_inside) in pairs if one_inside and other_inside
+            for event in (one, other)}
+
+
+def _program(trace: Trace, rank: int, inner: set[Event]) -> list[Item]:
+    """What a rank did, in its order; what it received inside an action comes before the action, which needs it.
+
+    Messages in `inner` are a part of the action.
+    """
     items: list[Item] = []
     work: Item | None = None
-    shown = [event for event in trace.of_rank(rank) if _is_shown(event)]
-    for event in sorted(shown, key=_begins):
-        around = work if work and work.event.end_s is not None and _begins(event) <= work.event.end_s else None
+    for event, is_inside in _in_order(trace, rank):
+        around = work if is_inside else None
         if event.kind == "compute":
             work = Item("work", event, action=_action(event))
             items.append(work)
+        elif around and event in inner:
+            around.inner += [event] * (event.kind == "send")
         elif event.kind == "collective" and around:
             around.inner.append(event)
         elif event.kind == "recv" and around:

@@ -231,46 +231,46 @@ def part(play: Play, tiles: Iterable[Tile], all_ranks: Sequence[Tiles], name: st
     return f"{lines} {first} to {last - 1} of {name}"
 
 
-def fault(play: Play, tiles: Mapping[Tile, Contents]) -> str:
-    """What is wrong with blocks or still missing in them, in words that follow their name; "" if nothing is."""
+def fault(play: Play, tiles: Mapping[Tile, Contents]) -> tuple[str, str]:
+    """What is wrong with blocks or still missing in them: its kind, and words that follow their name; "" if nothing is.
+
+    Kinds are "unknown", where something in them comes from no block, "partial", where terms of their sums are missing,
+    and "wrong".
+    """
     held = [contents for contents in tiles.values() if contents is not None]
     if len(held) < len(tiles):
-        return "unknown"
+        return "unknown", ""
     parts, biases = [contents[:-1] for contents in held], [contents[-1] for contents in held]
     summed = bool(play.matrices[next(iter(tiles))[0]].summed)
     counts = [count for lanes in parts for count in (lanes if summed else lanes[:1])]
     odd = [count for count in counts if count not in (0, 1)]
     if odd and len(set(counts)) == 1 and 0 < odd[0] < 1:
-        return f"divided by {1 / odd[0]:.4g}"
+        return "wrong", f"divided by {1 / odd[0]:.4g}"
     if odd:
         who = "" if not summed else "with every term " if len(set(counts)) == 1 else "with a term "
-        return f"{who}counted {_times(max(odd, key=abs))}"
+        return "wrong", f"{who}counted {_times(max(odd, key=abs))}"
     if min(counts) < 1:
         terms, bias = {sum(lanes) for lanes in parts}, " and the bias" * any(biases)
-        return f"{min(terms):.0f} of {play.world_size} terms{bias}{' in places' * (len(terms) > 1)}"
+        return "partial", f"{min(terms):.0f} of {play.world_size} terms{bias}{' in places' * (len(terms) > 1)}"
     if play.bias and next(iter(tiles))[0] == "Y" and set(biases) != {1}:
-        return f"with the bias counted {_times(max(biases))}" if max(biases) else "without the bias"
-    return ""
+        return "wrong", f"with the bias counted {_times(max(biases))}" if max(biases) else "without the bias"
+    return "", ""
 
 
-def result(play: Play, tiles: Tiles, all_ranks: Sequence[Tiles]) -> str:
-    """What blocks are, and how complete they are."""
+def result(play: Play, tiles: Tiles, all_ranks: Sequence[Tiles], completeness: bool = True) -> str:
+    """What blocks are and, where their `completeness` is to be told, whether their sums are complete."""
     if not tiles:
         return "nothing new"
-    texts = []
+    texts, complete = [], []
     for name in dict.fromkeys(name for name, _, _ in tiles):
         own = tiles_of(tiles, name)
-        what, wrong = part(play, own, all_ranks, name), fault(play, own)
-        if wrong == "unknown":
-            texts.append(f"something that is not made of blocks of {name}")
-        elif " terms" in wrong:
-            texts.append(f"a partial sum of {what} ({wrong})")
-        else:
-            complete = ", complete" if play.matrices[name].summed and not wrong else ""
-            texts.append(f"{what}{complete}{' ' * bool(wrong)}{wrong}")
-    if all(text.endswith(", complete") for text in texts):
-        return joined(text.removesuffix(", complete") for text in texts) + ", complete"
-    return joined(texts)
+        what, (kind, wrong) = part(play, own, all_ranks, name), fault(play, own)
+        complete.append(completeness and bool(play.matrices[name].summed) and not kind)
+        texts.append(f"something that is not made of blocks of {name}" if kind == "unknown" else
+                     f"a partial sum of {what} ({wrong})" if kind == "partial" else f"{what} {wrong}".rstrip())
+    if all(complete):
+        return joined(texts) + ", complete"
+    return joined(text + ", complete" * done for text, done in zip(texts, complete))
 
 
 def _times(count: float) -> str:
@@ -285,7 +285,7 @@ def _used(play: Play, moment: Moment, act: Act, name: str, held: Tiles) -> str:
     """The part of a factor that an act uses, and whether it is what it should be."""
     used = [dict.fromkeys(_tiles(play, other, name)) for other in moment.acts.values()]
     own = {place: held.get(place) for place in _tiles(play, act, name)}
-    return result(play, own, used).removesuffix(", complete")
+    return result(play, own, used, completeness=False)
 
 
 def _tiles(play: Play, act: Act, name: str) -> list[Tile]:
@@ -355,12 +355,13 @@ def _verdict(play: Play, states: list[Tiles], names: Sequence[str], verb: str) -
     for rank, state in enumerate(ends):
         said.setdefault(result(play, state, ends), []).append(rank)
     told = "; ".join(f"{_lower(subject(ranks, play.world_size))} {verb} {text}" for text, ranks in said.items())
-    wrong = any(fault(play, tiles_of(state, name)) for state in ends for name in names if tiles_of(state, name))
+    wrong = any(fault(play, tiles_of(state, name))[0] for state in ends for name in names if tiles_of(state, name))
     have = {place for state in ends for place in state}
     lost = [name for name in names if sum(place[0] == name for place in have) < play.world_size**2]
     if lost and not wrong:
         return "Wrong: ", f"{told}. Parts of {joined(lost)} are on no rank.", True
-    whole = "" if wrong or "all of Y" in told else f" Together they have all of {joined(names)}."
+    has_y = any(len(tiles_of(state, "Y")) == play.world_size**2 for state in ends)
+    whole = "" if wrong or has_y else f" Together they have all of {joined(names)}."
     return ("Wrong: " if wrong else "Done: "), f"{told}.{whole}", wrong
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from book.parallel.model import GPT, Attention, Block
+from book.parallel.model import GPT, MLP, Attention, Block
 from book.parallel.tensor.layers import (AlikeDropout, ColumnParallelLinear, Operator, RowParallelLinear,
                                          VocabParallelEmbedding, vocab_parallel_cross_entropy)
 from book.parallel.tensor.operators import (Group, all_gather_then_reduce_scatter, all_reduce_then_identity,
@@ -34,11 +34,12 @@ def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, 
     """Split a GPT over the ranks of a group, in place, and return it.
 
     Every rank gets the state of the group's first rank. Then q, k, v and up are split by columns, out and down by rows,
-    embedding and head by vocabulary. `model(tokens)` returns this rank's logits (B, T, v), and `model.loss` takes them.
-    With `sequence_parallel` a rank holds T/N of the tokens between the split layers; with `regather` as well, it keeps
-    only these of the split layers' inputs for backward. Move the model to its device first, and create the optimizer
-    afterwards; with dropout, give each rank its own random seed. `state_dict` then has only this rank's part. Raises
-    ValueError if the group's size does not divide the number of heads, or if head and embedding share one weight.
+    embedding and head by vocabulary; what is in the place of an MLP stays whole. `model(tokens)` returns this rank's
+    logits (B, T, v), and `model.loss` takes them. With `sequence_parallel` a rank holds T/N of the tokens between the
+    split layers; with `regather` as well, it keeps only these of the split layers' inputs for backward. Move the model
+    to its device first, and create the optimizer afterwards; with dropout, give each rank its own random seed.
+    `state_dict` then has only this rank's part. Raises ValueError if the group's size does not divide the number of
+    heads, or if head and embedding share one weight.
     """
     _check(model, group, sequence_parallel, regather)
     first_rank = dist.get_global_rank(group or dist.group.WORLD, 0)
@@ -71,6 +72,8 @@ def _split_block(block: Block, split: Split) -> None:
         setattr(attention, name, split.columns(getattr(attention, name), split.group, already_entered))
     _lead_in_once(attention, split)
     attention.out = RowParallelLinear(attention.out, split.group, split.leave)
+    if not isinstance(mlp, MLP):
+        return  # experts, which every rank of the group has whole
     mlp.up = split.columns(mlp.up, split.group, split.enter)
     mlp.down = RowParallelLinear(mlp.down, split.group, split.leave)
 

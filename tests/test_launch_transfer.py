@@ -1,5 +1,7 @@
-"""Results on their way back from ranks whose functions have returned."""
+"""What goes to ranks and comes back: arguments that cannot work are refused at once; results on their way."""
+
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +13,90 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book.launch import HangError, launch, transfer
+from book.launch import HangError, LaunchError, arguments, launch, rank_device, transfer
 from book.launch.transfer import SharedFile
 
-pytestmark = pytest.mark.slow
+
+def nothing():
+    pass
+
+
+def scaled(scale):
+    return scale
+
+
+async def awaited():
+    pass
+
+
+def yielded():
+    yield
+
+
+async def yielded_later():
+    yield
+
+
+@pytest.mark.parametrize("args, options, error, words", [
+    ((nothing, 0), {}, ValueError, "world_size must be at least 1, not 0"),
+    ((nothing, -2), {}, ValueError, "world_size must be at least 1, not -2"),
+    ((nothing, 2.0), {}, TypeError, "world_size is a number of processes, not 2.0"),
+    ((nothing, True), {}, TypeError, "world_size is a number of processes, not True"),
+    ((nothing, 65), {}, ValueError, "pass allow_many_ranks=True to start more than 64"),
+    ((4, nothing), {}, TypeError, "launch needs a function to run on the ranks, not 4"),
+    ((scaled, 2), {}, TypeError, "scaled(scale) cannot be called with 0 arguments"),
+    ((awaited, 2), {}, TypeError, "awaited is an async function, which a call does not run: launch one that calls"),
+    ((yielded, 2), {}, TypeError, "yielded yields, so a call does not run it: collect the values in a list and return"),
+    ((yielded_later, 2), {}, TypeError, "yielded_later yields, so a call does not run it"),
+    ((nothing, 2), {"timeout_s": 0}, ValueError, "timeout_s must be more than 0 seconds, not 0"),
+    ((nothing, 2), {"hang_s": -1}, ValueError, "hang_s must be more than 0 seconds, not -1"),
+    ((nothing, 2), {"hang_s": float("nan")}, ValueError, "hang_s must be more than 0 seconds, not nan"),
+    ((nothing, 2), {"timeout_s": None}, TypeError,
+     "timeout_s is a number of seconds, not None: pass a number, such as 10"),
+    ((nothing, 2), {"hang_s": "5"}, TypeError, "hang_s is a number of seconds, not '5': pass a number, such as 10"),
+    ((nothing, 2), {"on_line": 5}, TypeError, "on_line must be a function of a rank and a line, not 5: write on_line="),
+    ((nothing, 2), {"on_line": lambda line: None}, TypeError, "on_line must be a function of a rank and a line"),
+    ((nothing, 2), {"env": 5}, TypeError, "env must be a dict of environment variables, not 5: write env={'NAME'"),
+    ((nothing, 2), {"env": {5: 5}}, TypeError, "names in env must be text, not 5: write env={'NAME': 'value'}"),
+    ((nothing, 2), {"env": {"A=B": "1"}}, ValueError, "'A=B' in env cannot name an environment variable: leave out"),
+    ((nothing, 2), {"env": {"A": None}}, TypeError, "env['A'] must be text or a number, not None: leave it out"),
+    ((nothing, 2), {"env": {"A": "a\0b"}}, ValueError, "env['A'] must not contain the character '\\0'"),
+    ((scaled, 2, threading.Lock()), {}, TypeError, "argument 1 cannot be sent to the ranks"),
+])
+def test_bad_arguments_are_refused_in_one_sentence(args, options, error, words, capsys):
+    with pytest.raises(error, match=re.escape(words)):
+        launch(*args, **options)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_working_folder_that_was_deleted_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(LaunchError, match="the folder that this process works in has been deleted: call os.chdir"):
+        launch(nothing, 2)
+
+
+def test_an_object_that_cannot_be_pickled_is_named():
+    guard = threading.Lock()
+
+    def use_lock():
+        with guard:
+            pass
+
+    with pytest.raises(TypeError, match="'guard', which use_lock uses, cannot be sent to the ranks"):
+        launch(use_lock, 2)
+
+
+def test_rank_device_raises_outside_a_rank():
+    with pytest.raises(LaunchError, match="belongs inside a function that launch or torchrun runs"):
+        rank_device()
+
+
+def test_code_travels_with_the_name_of_its_file() -> None:
+    """cloudpickle 3.1.3 puts another name in its place, and a message could not quote the line anymore."""
+    code = launch.__code__
+    args = (0, "<dynamic-code>", "launch")
+    assert arguments._code(type(code), args, filename="cell") == (type(code), (0, "cell", "launch"))
 
 
 class SlowToPickle:
@@ -32,6 +114,7 @@ def slow() -> SlowToPickle:
     return SlowToPickle(4.0)
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_for_the_functions_and_not_for_their_results() -> None:
     assert list(launch(slow, 2, timeout_s=2)) == [4.0, 4.0]
 
@@ -44,6 +127,7 @@ def one_returns_a_result_and_another_waits() -> SlowToPickle | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_returned_is_the_cause_while_its_result_is_on_its_way() -> None:
     with pytest.raises(HangError) as caught:
         launch(one_returns_a_result_and_another_waits, 2, timeout_s=6)
@@ -82,6 +166,7 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_large_values_go_to_the_ranks_and_come_back_as_they_are() -> None:
     values = {name: make() for name, make in VALUES.items()}
     run = launch(resized_and_back, 2, values)
@@ -89,6 +174,7 @@ def test_large_values_go_to_the_ranks_and_come_back_as_they_are() -> None:
         assert all(same(run[rank][name], value) for name, value in values.items())
 
 
+@pytest.mark.slow
 def test_a_large_result_may_be_changed_and_is_not_shared() -> None:
     run = launch(lambda: (torch.ones(40_000), np.ones(40_000)), 2)
     for value in run[0]:
@@ -97,6 +183,7 @@ def test_a_large_result_may_be_changed_and_is_not_shared() -> None:
     assert all(float(value.min()) == float(value.max()) == 1 for value in run[1])
 
 
+@pytest.mark.slow
 def test_where_no_file_can_be_written_results_take_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -108,6 +195,7 @@ def test_where_no_file_can_be_written_results_take_the_pipe(monkeypatch: pytest.
     file.close()
 
 
+@pytest.mark.slow
 def test_without_files_in_memory_a_temporary_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     with closing(SharedFile()) as file:
@@ -117,6 +205,7 @@ def test_without_files_in_memory_a_temporary_one_is_used(monkeypatch: pytest.Mon
         assert all(map(same, transfer.unpacked(sent, file), values))
 
 
+@pytest.mark.slow
 def test_launches_with_large_values_keep_no_file_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     kept = [launch(lambda values: values, 2, torch.ones(40_000)) for _ in range(3)]
