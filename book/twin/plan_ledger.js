@@ -20,6 +20,11 @@ function crossing(layout, axis, node) {
   return axis === "ep" ? (size - near) / (size - 1) : 1 / near;
 }
 
+/** Of a ring of data parallelism, the bytes of a member that leave a node. */
+function leaving([num_bytes, span, apart], node) {
+  return span > node ? num_bytes / Math.max(floor(node / apart), 1) : 0;
+}
+
 /**
  * A line of the ledger, by the names of book.cost.ledger.Entry.
  * @param {Sizes} model
@@ -42,7 +47,7 @@ function entry(model, machine, layout, sequences, each, large_share) {
   const sent = share => AXES.reduce((all, axis) => all + { ...found, ...bytes }[`${axis}_bytes`] * share(axis), 0);
   const rings = new Terms(model, cluster, layout, sequences, each).rings();
   const far = sent(axis => (axis === "dp" ? 0 : crossing(layout, axis, node)))
-    + rings.reduce((all, [bytes, span, apart]) => all + (span > node ? bytes / Math.max(floor(node / apart), 1) : 0), 0);
+    + rings.reduce((all, ring) => all + leaving(ring, node), 0);
   const exposed_s = AXES.reduce((all, axis) => all + found[`${axis}_s`], 0);
   return {
     parameter_bytes: part("parameters"),
