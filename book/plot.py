@@ -5,8 +5,11 @@ They are narrow: a phone shrinks a figure to its width, and text of 10 points ha
 """
 from __future__ import annotations
 
+import io
 import math
+import re
 import textwrap
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 
 from book.extras import needed_by
@@ -26,8 +29,22 @@ ROW = 0.2  # inches from one line of this text to the next
 LINE, TITLE_LINE = 44, 47  # characters of this text, and of a title, that fit across a figure
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
+SVG = "http://www.w3.org/2000/svg"
+LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+NUMBERS_OF = ("d", "x", "y", "width", "height", "viewBox", "transform")  # attributes of an SVG's elements
 Curve = tuple[Sequence[float], Sequence[float]]
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
+
+
+class Chart(Figure):
+    """A figure that a notebook keeps as SVG as well, which is sharp at any size.
+
+    The PNG beside it is for viewers that show an untrusted notebook, such as JupyterLab: they refuse an SVG, which can
+    hold a program.
+    """
+
+    def _repr_svg_(self) -> str:
+        return svg(self)
 
 
 def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") -> tuple[Figure, Axes]:
@@ -37,7 +54,8 @@ def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") ->
     """
     title = textwrap.fill(title, TITLE_LINE)
     height += ROW * title.count("\n")
-    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained",
+                                FigureClass=Chart)
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=TEXT + 1)
@@ -212,6 +230,33 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
     return _closed(figure)
+
+
+def svg(figure: Figure) -> str:
+    """A figure as SVG, as wide on a page as its PNG, with text as text, and the same in every run."""
+    written = io.BytesIO()
+    fonts = ["DejaVu Sans", "Verdana", "sans-serif"]  # what a phone has instead is no wider
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lockstep", "font.sans-serif": fonts}):
+        figure.savefig(written, format="svg", bbox_inches="tight",
+                       metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    root = ElementTree.fromstring(written.getvalue())
+    for element in root.iter():
+        _shorten(element)
+    for side in ("width", "height"):
+        root.set(side, f"{float(root.get(side, '').removesuffix('pt')) * DPI / 72:.0f}")
+    ElementTree.register_namespace("", SVG)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _shorten(element: ElementTree.Element) -> None:
+    """Keep two decimals, half a hundredth of a point, and no space that only lays out the file."""
+    if not (element.text or "").strip():
+        element.text = None
+    element.tail = None
+    for name in NUMBERS_OF:
+        if name in element.attrib:
+            value = " ".join(element.attrib[name].split())
+            element.set(name, LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}", value))
 
 
 def _closed(figure: Figure) -> Figure:

@@ -15,8 +15,6 @@ from book.simulate import simulate
 from book.trace import Event, Trace, TraceError
 from tests.website import ROOT
 
-
-
 PHONE_PX = 360  # of 390, without the margins
 TRACE = simulate(collectives.ring_all_reduce(4), 4e6, Link(1e-5, 1e9))
 
@@ -49,6 +47,20 @@ def test_a_figure_is_closed_and_transparent():
     figure = plot.timeline(TRACE)
     assert figure.number not in plot.plt.get_fignums()
     assert figure.patch.get_alpha() == 0
+
+
+def test_a_notebook_keeps_a_figure_as_svg_with_its_text_and_as_wide_as_the_png():
+    def drawn():
+        return plot.bars({"tp & pp": {"state": 12.125}, "tp < 8": {"state": 3}}, unit=" GB", digits=3)
+
+    written = drawn()._repr_svg_()
+    assert written == drawn()._repr_svg_(), "else each run would change the notebook"
+    root = ElementTree.fromstring(written)
+    assert {"tp & pp", "tp < 8", "12.125 GB"} <= {element.text for element in root.iter(f"{{{plot.SVG}}}text")}
+    png = io.BytesIO()
+    drawn().savefig(png, format="png", bbox_inches="tight")
+    width, height = plot.plt.imread(io.BytesIO(png.getvalue())).shape[1::-1]
+    assert (float(root.get("width")), float(root.get("height"))) == pytest.approx((width, height), abs=1)
 
 
 @pytest.mark.parametrize("seconds, text", [(0, "0"), (0.00025, "250 µs"), (1e-3, "1 ms"), (2, "2 s")])
