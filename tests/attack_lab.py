@@ -34,7 +34,7 @@ USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]
 BLOWN = "this is no sandbox: nothing is tried"
 # Attacks that could hurt the machine do not start outside a sandbox; the tests look for these words.
 FUSE = f'''import socket
-if socket.gethostname() != "lab" or open("/proc/1/comm").read() != "bwrap\\n":
+if socket.gethostname() != "lab" or open("/proc/1/comm").read() not in ("bwrap\\n", "sandbox\\n"):
     raise SystemExit("{BLOWN}")
 
 '''

@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from book.grading.lab_schema import KEY
 from book.grading.ranks import WireRanks
 from book.grading.sandbox import Limits
 from book.grading.submission import Submission
+from book.grading.warm import Warm
 from tests.attack_lab import BLOWN, RING, USERS, Attack, Course, answered, attacks, ranks_lab
 
 pytestmark = pytest.mark.slow
@@ -33,8 +35,8 @@ UNIT = 2
 
 @pytest.fixture(scope="module")
 def sandboxes() -> Iterator[WireRanks]:
-    """Ranks as a grading run has them for one submission: they stay until one fails."""
-    with WireRanks(prefix=PREFIX) as ranks:
+    """Ranks as a grading run has them for one submission, forked from a warm process."""
+    with closing(Warm(ranks_lab(), PREFIX)) as warm, WireRanks(prefix=PREFIX, warm=warm) as ranks:
         yield ranks
 
 
@@ -56,6 +58,7 @@ def test_anything_but_a_ring_gets_no_points(sandboxes: WireRanks, attack: Attack
 def test_a_ring_passes_after_all_of_them_and_nothing_is_left(sandboxes: WireRanks) -> None:
     assert over_the_wire(RING, sandboxes) == {}
     sandboxes.end()
+    sandboxes.warm.close()
     assert not list(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
     assert not [one for one in psutil.process_iter(["cmdline"]) if PREFIX in " ".join(one.info["cmdline"] or [])]
 

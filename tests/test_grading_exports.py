@@ -25,9 +25,11 @@ from book.grading.by_hand import read_by_hand
 from book.grading.course import Course
 from book.grading.exports import MAX_INNER_FILES, ExportError, entries, when
 from book.grading.handed_in import slug
-from book.grading.lab import points as lab_points
+from book.grading.lab import code_cells, marks, own_in, points as lab_points, read_lab
+from book.grading.own import SUFFIX, drawn, in_words as numbers_in_words, secret_beside
+from book.grading.pace import Pace
 from book.grading.report import BOM, Record, Reports, gradescope, grades_csv, student_page
-from book.grading.roster import RosterError, Rules, in_words, read_roster
+from book.grading.roster import RosterError, Rules, Student, in_words, read_roster
 from book.grading.submission import MAX_BYTES
 from book.grading.upload import upload_csv
 from tests.website import ROOT
@@ -403,6 +405,117 @@ def test_an_export_is_graded_to_the_file_that_is_uploaded(user: str, tmp_path: P
     points = str(sum(lab_points(graded.lab).values()))
     assert table == {"101": points, "102": points, "103": "", "105": ""}
     assert graded.left_behind() == ([], [])
+
+
+def test_the_time_left_is_told_from_what_this_run_has_graded() -> None:
+    now = [100.0]
+    pace = Pace(10, 2, lambda: now[0])
+    now[0] = 500.0  # the lab's own solutions ran
+    pace.begin()
+    for _ in range(4):
+        pace.add(kept=True)
+    assert pace.words() == "" and pace.left_s() is None
+    for _ in range(2):  # two at once, 240 s each; the next two have just begun, and count as half done
+        now[0] += 120
+        pace.add(kept=False)
+    assert pace.left_s() == 3 * 80 and pace.words() == "about 4 minutes left"
+    for _ in range(4):
+        now[0] += 120
+        pace.add(kept=False)
+    assert pace.words() == "" and pace.left_s() == 0
+
+
+RING = LABS / "03_ring_all_reduce.ipynb"
+SECRET = "0123456789abcdef" * 2
+
+
+def test_200_students_have_200_pairs_of_numbers_that_the_lab_allows() -> None:
+    lab = read_lab(RING)
+    found = [drawn(lab, RING.stem, SECRET, Student(str(number), "")) for number in range(200)]
+    assert len({tuple(numbers.values()) for numbers in found}) == 200
+    assert all(3 <= numbers["MY_RANKS"] <= 12 and numbers["MY_BYTES"] % 27720 == 0 < numbers["MY_BYTES"]
+               for numbers in found)
+    assert found == [drawn(lab, RING.stem, SECRET, Student(str(number), "renamed")) for number in range(200)]
+    others = [drawn(lab, RING.stem, SECRET[::-1], Student(str(number), "")) for number in range(200)]
+    assert sum(one == other for one, other in zip(found, others)) < 3
+
+
+def own_lab() -> nbformat.NotebookNode:
+    """The lab to attack with one exercise, whose check asks for a number of the student's own."""
+    lab = attack_lab(1)
+    for cell in code_cells(lab):
+        if marks(cell)["id"] == "seed":
+            cell.source = "SEED = 3\nMINE = 12"
+            cell.metadata["lockstep"]["own"] = {"MINE": [10, 10**9, 1]}
+        elif marks(cell)["id"] == "bounds":
+            cell.source += "\n\n\ndef doubled():\n    ### BEGIN SOLUTION\n    return 2 * MINE\n    ### END SOLUTION"
+        elif marks(cell)["id"] == "check-1":
+            cell.source += '\nassert doubled() == 2 * MINE, f"twice {MINE} is another number"'
+    return lab
+
+
+def numbered(copy: nbformat.NotebookNode, number: int) -> nbformat.NotebookNode:
+    """A copy whose answer is this number, worked out by hand."""
+    for cell in code_cells(copy):
+        if marks(cell)["id"] == "bounds":
+            cell.source = next(c.source for c in code_cells(own_lab()) if marks(c)["id"] == "bounds").replace(
+                "2 * MINE", str(number))
+    return copy
+
+
+def test_each_student_gets_a_copy_with_numbers_that_stay(tmp_path: Path) -> None:
+    (tmp_path / "roster.csv").write_text("id,name\n1,Ada Lovelace\n2,Grace Hopper\n")
+    for folder in ("one", "two"):
+        assert main(["release", str(RING), "--roster", str(tmp_path / "roster.csv"), "-o", str(tmp_path / folder)]) == 0
+    copies = [tmp_path / "one" / name / file for name in ("1", "2")
+              for file in (RING.name, RING.with_suffix(".expected.json").name)]
+    numbers = [own_in(next(c.source for c in code_cells(read_lab(copy)) if marks(c)["kind"] == "parameters"),
+                      ["MY_RANKS", "MY_BYTES"]) for copy in copies]
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3], "the checks of a copy know its numbers"
+    assert all(copy.read_bytes() == (tmp_path / "two" / copy.parent.name / copy.name).read_bytes() for copy in copies)
+    secret = tmp_path / f"roster{SUFFIX}"
+    assert secret.stat().st_mode & 0o77 == 0 and secret_beside(tmp_path / "roster.csv") == secret.read_text().strip()
+    secret.write_text("secret")
+    with pytest.raises(RosterError, match="put back the file"):
+        secret_beside(tmp_path / "roster.csv")
+
+
+@pytest.mark.slow
+def test_anothers_numbers_give_no_points_and_are_named_to_the_instructor_alone(tmp_path: Path) -> None:
+    graded = GradedCourse(tmp_path, own_lab())
+    (tmp_path / "roster.csv").write_text("id,name\n1,ada\n2,grace\n3,jean\n4,jose\n")
+    (tmp_path / f"roster{SUFFIX}").write_text(SECRET)
+    mine = {name: drawn(graded.lab, "lab", SECRET, Student(number, name))["MINE"]
+            for number, name in enumerate_from_1("ada", "grace", "jean", "jose")}
+
+    def hand_in(name: str, whose: str, answer: int) -> None:
+        copy = numbered(answered(graded.lab), answer)
+        seed = next(cell for cell in code_cells(copy) if marks(cell)["id"] == "seed")
+        seed.source = f"SEED = 5\nMINE = {mine[whose]}"
+        graded.hand_in(name, copy)
+
+    hand_in("ada", "ada", 2 * mine["ada"])
+    hand_in("grace", "ada", 2 * mine["ada"])  # Ada's notebook as it is
+    hand_in("jean", "jean", 2 * mine["ada"])  # Ada's answer in Jean's own notebook
+    hand_in("guest", "ada", 24)  # is in no roster, and is graded with the lab's own number
+    run = graded.grade("--roster", str(tmp_path / "roster.csv"))
+    assert run.returncode == 0, run.stderr
+    told = {name: graded.record(name) for name in ("ada", "grace", "jean", "guest")}
+    assert {name: record["points"] for name, record in told.items()} == {"ada": 2, "grace": 0, "jean": 0, "guest": 2}
+    status = told["grace"]["exercises"]["1"]["status"]
+    assert status == (f"the copy has {numbers_in_words({'MINE': mine['ada']})}: these are another student's numbers, "
+                      f"and yours are MINE = {mine['grace']}")
+    assert told["jean"]["exercises"]["1"]["status"].startswith("a check failed")
+    table = (tmp_path / "results" / "grades.csv").read_text("utf-8-sig").splitlines()
+    named = {row["student"]: row["notes"] for row in csv.DictReader(table)}
+    assert "the copy has the numbers of ada" in named["grace"] and not named["ada"]
+    assert "exercise 1 has the answer of ada, which is right for other numbers" in named["jean"]
+    for page in (tmp_path / "results" / "students").iterdir():
+        assert page.name.startswith("ada") or not re.search(r"\bada\b", page.read_text()), page
+
+
+def enumerate_from_1(*names: str) -> list[tuple[str, str]]:
+    return [(str(number), name) for number, name in enumerate(names, 1)]
 
 
 @pytest.mark.slow

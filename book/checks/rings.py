@@ -155,17 +155,29 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int
 def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tuple[float, float]:
     """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returned."""
     sent = ring_traffic(trace, length, element_bytes)
+    return _cost(answer, (trace.num_steps, sent), trace.world_size, length * element_bytes, element_bytes)
+
+
+def own_ring_cost(answer: Any, world_size: int, num_bytes: int) -> tuple[float, float]:
+    """`answer` must be (rounds, bytes that each rank sends) of a ring all-reduce with these numbers; returned."""
+    rounds = 2 * (world_size - 1)
+    right = rounds, rounds * num_bytes / world_size
+    return _cost(answer, right, world_size, num_bytes, 4, " of your own ring, as `my_count` returns it,")
+
+
+def _cost(answer: Any, right: tuple[float, float], world_size: int, num_bytes: int, element_bytes: int,
+          of: str = "") -> tuple[float, float]:
     require(isinstance(answer, (tuple, list)) and len(answer) == 2,
             f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
-    num_bytes, world_size = length * element_bytes, trace.world_size
-    formula = Formula(trace.num_steps, [
+    num_rounds, sent = right
+    formula = Formula(num_rounds, [
         (sent, "that is the number of bytes: return the rounds first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
-        (2 * trace.num_steps, "a rank sends and receives in the same round, so that is one round and not two"),
+        (2 * num_rounds, "a rank sends and receives in the same round, so that is one round and not two"),
         (2 * world_size, "in each half the last contribution crosses N-1 links, not N"),
         (2 * ceil(log2(world_size)), "that is a tree's, whose messages go further in each round; in a ring "
          "data moves on by one rank in each round")])
-    rounds = formula.require_right("the number of rounds", answer[0])
+    rounds = formula.require_right(f"the number of rounds{of}", answer[0])
     formula = Formula(sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
         (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
@@ -176,7 +188,7 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         (2 * sent, "that is what a rank sends and receives together, but only what it sends is asked for"),
         (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
         (sent / element_bytes, f"that counts elements, but each has {element_bytes} bytes")])
-    return rounds, formula.require_right("the number of bytes that a rank sends", answer[1])
+    return rounds, formula.require_right(f"the number of bytes that a rank sends{of}", answer[1])
 
 
 def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:

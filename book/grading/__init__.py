@@ -6,8 +6,11 @@
     course        who handed in what and when: `handed_in` finds it in a folder, `exports` in what Canvas, Moodle,
                   Gradescope, nbgrader and GitHub Classroom export; `roster` is who is in the course, and who was late;
                   `by_hand` are questions that the instructor grades
+    own           numbers that each student has of their own, drawn from the roster
     sandbox       bubblewrap around untrusted code, and its limits; `calls` are the system calls that it refuses
-    kernel        a Jupyter kernel in that sandbox; `listening` runs inside
+    warm          processes that have imported everything, and fork what grades an exercise: `forking` is what they
+                  run, `enclosed` how a forked process enters a sandbox of its own
+    kernel        a Jupyter kernel in a sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts,
                   `withheld_modules` are those of the book that it can't call
     reference     what a lab's own solutions print, and the limits derived from their run
@@ -17,6 +20,7 @@
     ranks         ranks on a wire, each in its own sandbox
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         submissions -> points
+    pace          how long a run will still take
     report        CSV, JSON, Gradescope, HTML, right while grading runs; `upload` is what systems import again
     feedback      what failed, once more with nothing that the student's copy does not have: messages and pictures
     autograder    a lab as what Gradescope, a container or GitHub Classroom runs by itself

@@ -13,11 +13,14 @@ from book.extras import without_iri_grammar
 
 if TYPE_CHECKING:
     from book.grading.course import Course
+    from book.grading.own import Owners
+    from book.grading.pace import Pace
     from book.grading.report import Reports
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 HANDED_IN = "lockstep-handed-in-"  # prefix of the folder that archives are unpacked in
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt} submissions, {elapsed}{postfix}"
 UNSAFE = """
 **********************************************************************************************
 *  NO SANDBOX. The code in these submissions runs as you, with your files and your network.  *
@@ -74,6 +77,8 @@ def _add_release(verbs: Verbs) -> None:
     verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
     verb.add_argument("--force", action="store_true", help="replace existing copies, with any work in them")
     verb.add_argument("--apart", action="store_true", help="give each lab a folder of its own")
+    verb.add_argument("--roster", type=Path, metavar="CSV",
+                      help="make a folder for each student, with numbers of their own where a lab draws them")
     verb.set_defaults(run=release)
 
 
@@ -174,9 +179,32 @@ def release(options: Any) -> int:
     if options.apart:
         folders = [([lab], options.out / lab.stem) for lab in sources_in(options.labs)]
     for labs, out in folders:
+        if options.roster:
+            _release_to_each(options, labs, out)
+            continue
         for line in release_all(labs, out, options.force, options.variant, options.source, options.nbgrader):
             print(line)
     return 0
+
+
+def _release_to_each(options: Any, labs: list[Path], out: Path) -> None:
+    """Writes a copy for each student of the roster, with their own numbers, into a folder of their own."""
+    from book.grading.handed_in import slug
+    from book.grading.own import SUFFIX, drawn, secret_beside
+    from book.grading.release import release_all
+    from book.grading.roster import read_roster
+
+    if options.variant:
+        raise ValueError("with --roster give the variant's source, which --variant B --source FOLDER has written")
+    students = read_roster(options.roster)
+    secret = secret_beside(options.roster, make=True) or ""
+    for student in students:
+        folder = out / slug(student.id or student.name)
+        lines = list(release_all(labs, folder, options.force, nbgrader=options.nbgrader,
+                                 own=lambda lab, name: drawn(lab, name, secret, student)))  # noqa: B023, used here
+        print(f"{student.name or student.id}: {lines[0] if len(lines) == 1 else f'{len(lines)} labs in {folder}'}")
+    kept = options.roster.with_suffix(SUFFIX)
+    print(f"{len(students)} students. Keep {kept} beside the roster: grading draws the same numbers with it")
 
 
 def check(options: Any) -> int:
@@ -232,6 +260,8 @@ def grade(options: Any) -> int:
     """Grades submissions, with a progress bar, and writes the reports."""
     from book.grading import sandbox
     from book.grading.lab import points, read_lab
+    from book.grading.own import same_answers
+    from book.grading.pace import Pace
     from book.grading.report import Reports
     from book.grading.upload import upload_csv
 
@@ -243,8 +273,13 @@ def grade(options: Any) -> int:
     also = {f"{options.system}.csv": lambda told: upload_csv(options.system, told, options.column or options.lab.stem)}
     with tempfile.TemporaryDirectory(prefix=HANDED_IN) if _packed(options) else nullcontext("") as unpacked:
         course = _course(options, Path(unpacked))
-        reports = Reports(options.lab.stem, options.out, len(course.entries), also)
-        records = _graded_with_bar(options, course, reports)
+        pace = Pace(len(course.entries), options.jobs)
+        reports = Reports(options.lab.stem, options.out, len(course.entries), also, pace.words)
+        owners = _owners(options, course)
+        records = _graded_with_bar(options, course, reports, owners, pace)
+        for slug, notes in same_answers(read_lab(options.lab), records, owners).items():
+            told = reports.records[slug]
+            reports.add({**told, "for_instructor": [*told["for_instructor"], *notes]})
     missing = course.records_of_missing(points(read_lab(options.lab)))
     for record in missing:
         reports.add(record)
@@ -279,15 +314,18 @@ def _course(options: Any, unpacked: Path) -> Course:
     return course
 
 
-def _graded_with_bar(options: Any, course: Course, reports: Reports) -> list[dict[str, Any]]:
+def _graded_with_bar(options: Any, course: Course, reports: Reports, owners: Owners,
+                     pace: Pace) -> list[dict[str, Any]]:
     """The records of all submissions; each advances the progress bar and is printed on stdout."""
     from tqdm import tqdm
 
     from book.grading.grade import grade as graded
 
     entries = {entry.slug: entry for entry in course.entries}
-    with tqdm(total=len(entries), unit="submission") as bar:
+    with tqdm(total=len(entries), bar_format=BAR) as bar:
         def done(record: dict[str, Any]) -> None:
+            pace.add(kept=record.get("kept", False))
+            bar.set_postfix_str(pace.words(), refresh=False)
             told = course.told(entries[record["slug"]], record)
             reports.add(told)
             bar.update()
@@ -295,7 +333,17 @@ def _graded_with_bar(options: Any, course: Course, reports: Reports) -> list[dic
                       + (f" ({told['error']})" if told["error"] else ""), file=sys.stdout)
 
         return graded(options.lab, course.entries, options.out, options.jobs, not options.unsafe_no_sandbox, done,
-                      not options.no_feedback)
+                      not options.no_feedback, owners, pace.begin)
+
+
+def _owners(options: Any, course: Course) -> Owners:
+    """The numbers of the students who are in the roster, if there is one, and a secret beside it."""
+    from book.grading.lab import read_lab
+    from book.grading.own import NOBODY, owners, secret_beside
+
+    if not options.roster:
+        return NOBODY
+    return owners(read_lab(options.lab), options.lab.stem, secret_beside(options.roster), course.students)
 
 
 def _warn(options: Any, course: Course, records: list[dict[str, Any]], missing: list[dict[str, Any]]) -> bool:

@@ -26,11 +26,14 @@ class _Calls(NamedTuple):
 _NEW_FUTEXES = (449, 454, 455, 456)  # the same on all architectures
 # Refused altogether: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup,
 # which would open sockets without the socket call; shmget, memfd_create, memfd_secret, whose memory belongs to no
-# process while none maps it, so that the limit on all processes would not count it; mincore, cachestat, which tell how
-# much of a file is in the page cache; futex_wake, futex_wait, futex_requeue, futex_waitv, which no C library calls yet.
-_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447, 27, 451, *_NEW_FUTEXES),
+# process while none maps it, so that the limit on all processes would not count it, and semget, msgget, mq_open, whose
+# memory never does; mincore, cachestat, which tell how much of a file is in the page cache; futex_wake, futex_wait,
+# futex_requeue, futex_waitv, which no C library calls yet.
+_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447, 64, 68, 240, 27, 451,
+                                         *_NEW_FUTEXES),
                            fcntl=72, socket=41, preadv2=327, futex=202),
-          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 232, 451, *_NEW_FUTEXES),
+          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 190, 186, 180, 232, 451,
+                                          *_NEW_FUTEXES),
                             fcntl=25, socket=198, preadv2=286, futex=98)}
 # Allowed fcntl commands: for a process's own handles, who gets their signals, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)

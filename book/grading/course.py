@@ -39,6 +39,11 @@ class Course:
         return cls(found, skipped, known, missing, rules, roster is not None, lines, placed(whole, lines))
 
     @property
+    def students(self) -> dict[str, Student]:
+        """The students of the roster, by the names that their entries have for files."""
+        return {**self.known, **{_entry_of(student).slug: student for student in self.missing}}
+
+    @property
     def unplaced(self) -> list[str]:
         """The students whose questions were graded by hand, but who are neither in the export nor in the roster."""
         used = {id(line) for line in self.asked.values()}

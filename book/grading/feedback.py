@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
@@ -36,10 +36,10 @@ new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeigh
 Picture = dict[str, str]  # {"widget": …, "data": JSON, "text": …}, {"png": base64} or {"text": what was printed}
 
 
-def job(lab: NotebookNode, exercise: int, answers: labs.Answers) -> NotebookNode:
-    """The notebook that explains: what the student's copy runs, with its seed, its checks, then its pictures."""
+def job(lab: NotebookNode, exercise: int, answers: labs.Answers, own: Mapping[str, int] | None = None) -> NotebookNode:
+    """The notebook that explains: what the student's copy runs, with its seed and numbers, its checks, its pictures."""
     public = nbformat.from_dict({**lab, "cells": [cell for cell in lab.cells if not marks(cell).get("hidden")]})
-    found = labs.job(public, exercise, None, answers)
+    found = labs.job(public, exercise, None, answers, own)
     labs.expect(found, {marks(cell)["id"]: cell.outputs for cell in labs.checks(public, exercise)})
     found.cells += [labs.cell_of(cell.source, {**marks(cell), "kind": "setup"}) for cell in code_cells(public)
                     if marks(cell).get("exercise") == exercise and marks(cell).get("kind") == "setup"

@@ -23,12 +23,14 @@ from nbformat import NotebookNode
 from book.grading import feedback, lab as labs, wired
 from book.grading.handed_in import Entry
 from book.grading.lab import LabError, marks
+from book.grading.own import NOBODY, Owners, digest, in_words, uses_own
 from book.grading.ranks import WireMemory, WireRanks
 from book.grading.reference import PATIENT, Reference
 from book.grading.report import Record
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
 from book.grading.submission import Submission, SubmissionError, answered, read_submission
+from book.grading.warm import Warm
 from book.grading.withheld_modules import withheld_modules
 from book.wire.broker import WireError, WireTimeout
 
@@ -52,6 +54,8 @@ class Grader:
     sha256: str = ""
     handle: int = -1  # of the folder, which stays locked
     references: dict[int, Reference] = field(default_factory=dict)
+    warm: Warm | None = None
+    owners: Owners = NOBODY  # the numbers that each student has of their own
 
     @classmethod
     def start(cls, path: Path, out: Path, sandboxed: bool = True, explains: bool = True) -> Grader:
@@ -87,7 +91,9 @@ class Grader:
                            "(name another folder)") from None
 
     def close(self) -> None:
-        """Releases the lock on the folder."""
+        """Ends warm processes, and releases the lock on the folder."""
+        if self.warm is not None:
+            self.warm.close()
         os.close(self.handle)
 
     def prefix(self) -> str:
@@ -96,7 +102,7 @@ class Grader:
 
     def ranks(self) -> WireRanks:
         """Ranks for the exercises of one submission."""
-        return WireRanks(self.sandboxed, self.prefix())
+        return WireRanks(self.sandboxed, self.prefix(), self.warm)
 
     def make_references(self, pool: ThreadPoolExecutor) -> None:
         """Makes all references, or reads those of the run being resumed. Raises LabError if a solution fails."""
@@ -124,15 +130,22 @@ class Grader:
                 if why:
                     raise LabError(f"exercise {exercise}'s own solution does not pass over the wire: {why}")
 
-    def attempt(self, exercise: int, submission: Submission, ranks: WireRanks) -> Record:
+    def attempt(self, exercise: int, submission: Submission, ranks: WireRanks, slug: str = "") -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it, if anything.
 
-        `told` is what a rank over the wire reported, for the student; `retry` says that the machine may be to blame.
+        `slug` is the student's name for files. `told` is what a rank over the wire reported, for the student; `retry`
+        says that the machine may be to blame.
         """
         record: Record = {"points": 0, "max_points": labs.points(self.lab)[exercise], "status": "passed", "checks": []}
         if not answered(self.lab, exercise, submission):
             return record | {"status": "not answered"}
-        notebook = labs.job(self.lab, exercise, self.seed, submission.answers)
+        numbers = self.owners.drawn.get(slug)
+        if numbers and uses_own(self.lab, exercise):
+            record["answer"] = digest(self.lab, exercise, submission.answers)
+        if numbers and self._of_another(submission, slug) and uses_own(self.lab, exercise):
+            return record | {"status": f"the copy has {in_words(submission.own)}: these are another student's numbers, "
+                                       f"and yours are {in_words(numbers)}"}
+        notebook = labs.job(self.lab, exercise, self.seed, submission.answers, numbers)
         labs.expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
         passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
@@ -157,12 +170,23 @@ class Grader:
             record["status"] = "a check failed" if failed else "passed"
         return record
 
+    def _of_another(self, submission: Submission, slug: str) -> str | None:
+        """Whose numbers a student's copy has, if they are those of another student."""
+        mine = self.owners.drawn.get(slug)
+        return self.owners.whose(submission.own) if mine is not None and submission.own != mine else None
+
+    def for_instructor(self, submission: Submission, slug: str) -> list[str]:
+        """What only the instructor is told of a submission."""
+        other = self._of_another(submission, slug)
+        return [f"the copy has the numbers of {other}"] if other else []
+
     def explain(self, record: Record, submission: Submission) -> None:
         """Adds to each exercise that lost points what the student's own copy would say, and hands back a notebook."""
         for number, exercise in record["exercises"].items():
             if self.explains and exercise["points"] < exercise["max_points"] and exercise["status"] not in UNEXPLAINED:
                 limits = self.references[int(number)].limits
-                notebook = feedback.job(self.lab, int(number), submission.answers)
+                own = self.owners.drawn.get(record["slug"])
+                notebook = feedback.job(self.lab, int(number), submission.answers, own)
                 exercise["feedback"] = feedback.told(self._run(notebook, int(number), limits))
         if self.explains:
             back = self.out / "students" / f"{record['slug']}.ipynb"
@@ -184,20 +208,30 @@ class Grader:
 
     def _run(self, notebook: NotebookNode, exercise: int, limits: Limits) -> Result:
         hidden_modules = withheld_modules(self.lab, exercise) if self.sandboxed else ()
-        return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
+        return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix(), self.warm)
+
+    def warm_up(self) -> None:
+        """Uses warm processes from now on, where the system lets them make sandboxes."""
+        warm = Warm(self.lab, self.prefix()) if self.sandboxed else None
+        if warm is not None and warm.works():
+            self.warm = warm
 
 
 def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
-          done: Callable[[Record], None] = lambda record: None, explains: bool = True) -> list[Record]:
+          done: Callable[[Record], None] = lambda record: None, explains: bool = True,
+          owners: Owners = NOBODY, begins: Callable[[], None] = lambda: None) -> list[Record]:
     """Grades all submissions, several at a time, and returns a record for each in their order.
 
-    `done` is called with each record once it is complete. Exercises that reached a limit or whose ranks hung are
-    retried once at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an
-    invalid lab.
+    `begins` is called before the first, `done` with each record once it is complete, which is `kept` if an earlier run
+    has made it; `owners` have numbers of their own. Exercises that reached a limit or whose ranks hung are retried once
+    at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an invalid lab.
     """
     with closing(Grader.start(lab, out, sandboxed, explains)) as grader:
+        grader.owners = owners
+        grader.warm_up()
         with ThreadPoolExecutor(num_jobs) as pool:
             grader.make_references(pool)
+            begins()
             first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
         return [record if record["complete"] else _again(grader, entry, record, done)
                 for entry, record in zip(entries, first)]
@@ -210,15 +244,18 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
                                     for n, p in labs.points(grader.lab).items()}}
     with _noted_in(record):
         submission = _submission(entry, grader.lab)
-        made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}:{grader.explains}"
+        own = json.dumps(dict(grader.owners.drawn.get(entry.slug, {})))
+        made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}:{grader.explains}:{own}"
         record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
         record["notes"] = submission.notes
+        record["for_instructor"] = grader.for_instructor(submission, entry.slug)
         kept = _read(grader.out / PRIVATE / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"] and "fault" not in kept:
-            done(kept)
+            done(kept | {"kept": True})
             return kept
         with grader.ranks() as ranks:
-            record["exercises"] = {str(n): grader.attempt(n, submission, ranks) for n in labs.points(grader.lab)}
+            record["exercises"] = {str(n): grader.attempt(n, submission, ranks, entry.slug)
+                                   for n in labs.points(grader.lab)}
         if not _unsettled(record):
             grader.explain(record, submission)
     return _close(grader, record, done, may_retry=True)
@@ -246,7 +283,8 @@ def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record]
         submission = _submission(entry, grader.lab)
         for number, exercise in record["exercises"].items():
             if failed or exercise.get("retry"):
-                record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
+                record["exercises"][number] = grader.attempt(int(number), submission, ranks,
+                                                                     entry.slug) | {"tried": 2}
         grader.explain(record, submission)
     return _close(grader, record, done, may_retry=False)
 

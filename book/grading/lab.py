@@ -1,6 +1,7 @@
 """L4: a lab as data: what its cells are, which exercise they belong to, and the notebook that grades one exercise."""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -95,22 +96,22 @@ def needed(lab: NotebookNode, exercise: int) -> set[int]:
 
 
 def job(lab: NotebookNode, exercise: int, seed: int | None = None,
-        answers: Answers | None = None) -> NotebookNode:
+        answers: Answers | None = None, own: Mapping[str, int] | None = None) -> NotebookNode:
     """The notebook that grades one exercise: the lab's setup, the answers that the exercise needs, its checks.
 
-    `answers` None stands for the lab's own solutions; `seed` None keeps the lab's. No cell has outputs. Cells that a
-    learner wrote get the kind "learner".
+    `answers` None stands for the lab's own solutions; `seed` None keeps the lab's, and so does `own` with the numbers
+    that each student has of their own. No cell has outputs. Cells that a learner wrote get the kind "learner".
     """
     wanted, cells = needed(lab, exercise), []
     for cell in code_cells(lab):
         mark = marks(cell)
         if mark["kind"] == "answer" and mark["exercise"] in wanted:
-            own = [cell.source] if answers is None else answers.get(mark["id"], [])
-            cells += [cell_of(source, {**mark, "kind": "learner"}) for source in own]
+            written = [cell.source] if answers is None else answers.get(mark["id"], [])
+            cells += [cell_of(source, {**mark, "kind": "learner"}) for source in written]
         elif mark["kind"] == "check" and mark["exercise"] == exercise:
             cells.append(cell_of(cell.source, mark))
         elif mark["kind"] == "parameters":
-            cells.append(cell_of(with_seed(cell.source, seed), mark))
+            cells.append(cell_of(with_own(with_seed(cell.source, seed), own or {}), mark))
         elif mark["kind"] == "setup" and not shown(cell):
             cells.append(cell_of(cell.source, mark))
     while cells and marks(cells[-1])["kind"] != "check":
@@ -131,6 +132,20 @@ def with_seed(source: str, seed: int | None) -> str:
     if seed is None:
         return source
     return "\n".join(f"SEED = {seed}" if line.startswith("SEED =") else line for line in source.splitlines())
+
+
+def with_own(source: str, own: Mapping[str, int]) -> str:
+    """The source of the parameters cell with a student's own numbers; its other lines are kept."""
+    lines = source.splitlines()
+    for name, number in own.items():
+        lines = [f"{name} = {number}" if line.startswith(f"{name} =") else line for line in lines]
+    return "\n".join(lines) if own else source
+
+
+def own_in(source: str, names: Sequence[str]) -> dict[str, int]:
+    """Which of these names a parameters cell sets to a whole number, and to which."""
+    found = (re.search(rf"^{name} *= *(\d{{1,18}})\b", source, re.M) for name in names)
+    return {name: int(match[1]) for name, match in zip(names, found) if match}
 
 
 def cell_of(source: str, mark: Mapping[str, Any]) -> NotebookNode:

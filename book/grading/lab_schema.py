@@ -76,6 +76,16 @@ def _are_opened(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_are_exercises, value.values()))
 
 
+def _are_ranges(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(among, list) and len(among) == 3 and all(map(_is_positive, among)) and among[0] < among[1]
+        for among in value.values())
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10 ** 12
+
+
 def _are_variants(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(other, str) or _is_variant(other) for other in value.values())
 
@@ -99,4 +109,5 @@ _OF_CODE = {
     "hidden": (lambda value: isinstance(value, bool), "true or false"),
     "wire": (_is_wire, "the name of a collective, or null"), "depends": (_are_exercises, "a list of exercises"),
     "memory": (_is_memory, "a number of at least 1"),
+    "own": (_are_ranges, "the first, the last and the step of each number"),
     "variants": _VARIANTS}

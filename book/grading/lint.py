@@ -102,3 +102,6 @@ def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str])
             yield f"{where} names the wire {mark['wire']!r}, which is not one of {', '.join(wired.WIRED)}"
     if mark["kind"] == "parameters" and not any(line.startswith("SEED =") for line in source.splitlines()):
         yield f"{where} must set SEED on a line of its own"
+    for name in mark.get("own", {}):
+        if mark["kind"] != "parameters" or not any(line.startswith(f"{name} =") for line in source.splitlines()):
+            yield f"{where} draws {name} for each student: a parameters cell may, which sets it on a line of its own"

@@ -1,20 +1,30 @@
-"""L4: ranks on a wire: each in its own sandbox, with one socket; they serve one exercise after another."""
+"""L4: ranks on a wire: each in its own sandbox, with one socket; they serve one exercise after another.
+
+Forked from a warm process a rank costs little: then each serves one exercise, and knows nothing of those before.
+"""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from book.grading import sandbox
-from book.grading.run import descendants, end, hold_more_than
+from book.grading.forking import RANK
+from book.grading.run import descendants, end, hold_more_than, in_sandbox
 from book.grading.sandbox import Limits
+from book.grading.warm import Job, Warm
 from book.wire.broker import WireTimeout
 
 START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
@@ -44,11 +54,38 @@ class _Rank:
                     break
         return None
 
+    def processes(self) -> list[psutil.Process]:
+        """All that runs for it."""
+        return descendants(self.process.pid)
+
+    def kill(self) -> None:
+        """Ends the process and those forked from it."""
+        end(self.process)
+
     def end(self) -> None:
         """Ends the process and those forked from it, and removes its folder."""
-        end(self.process)
+        self.kill()
         self.listener.close()
         self.folder.cleanup()
+
+
+@dataclass
+class _ForkedRank:
+    """A rank that is forked from a warm process, for one exercise."""
+    job: Job
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs for it."""
+        return in_sandbox(self.job)
+
+    def kill(self) -> None:
+        """Ends its sandbox."""
+        with suppress(ProcessLookupError):
+            os.kill(self.job.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Ends its sandbox, and closes our end of its socket."""
+        self.job.end()
 
 
 class WireRanks:
@@ -58,9 +95,10 @@ class WireRanks:
     process for each exercise.
     """
 
-    def __init__(self, sandboxed: bool = True, prefix: str = "lockstep-") -> None:
-        self.sandboxed, self.prefix = sandboxed, prefix
+    def __init__(self, sandboxed: bool = True, prefix: str = "lockstep-", warm: Warm | None = None) -> None:
+        self.sandboxed, self.prefix, self.warm = sandboxed, prefix, warm
         self.ranks: list[_Rank] = []
+        self.forked: list[_ForkedRank] = []
         self.made_for: tuple[Any, ...] = ()
         self.over, self.too_large = threading.Event(), False
         self.watcher = threading.Thread(target=self._watch, daemon=True)
@@ -78,6 +116,8 @@ class WireRanks:
         """Ends all ranks; new ones are started when needed."""
         while self.ranks:
             self.ranks.pop().end()
+        while self.forked:
+            self.forked.pop().end()
 
     def connect(self, world_size: int, head: Sequence[str], withheld: Sequence[Path]) -> list[socket.socket]:
         """Connections to ranks that have run the sources in `head`, with the `withheld` modules of the book disabled.
@@ -85,6 +125,8 @@ class WireRanks:
         Raises WireTimeout if one does not start.
         """
         self.too_large = False
+        if self.warm is not None:
+            return self._forked(self.warm, world_size, head, withheld)
         if self.made_for != (made_for := (tuple(head), tuple(withheld))):
             self.end()
             self.made_for = made_for
@@ -108,12 +150,30 @@ class WireRanks:
     def _watch(self) -> None:
         """Ends ranks that use too much memory: the sandbox limits each process, but a process can start others."""
         while not self.over.wait(WATCH_S):
-            ranks = list(self.ranks)
-            processes = [process for rank in ranks for process in descendants(rank.process.pid)]
+            ranks: list[_Rank | _ForkedRank] = [*self.ranks, *self.forked]
+            processes = [process for rank in ranks for process in rank.processes()]
             if hold_more_than(Limits().memory_bytes, processes):
                 self.too_large = True
                 for rank in ranks:
-                    end(rank.process)
+                    rank.kill()
+
+    def _forked(self, warm: Warm, world_size: int, head: Sequence[str],
+                withheld: Sequence[Path]) -> list[socket.socket]:
+        self.end()
+        connections = []
+        for _ in range(world_size):
+            job = warm.enclosed(withheld, OF_A_RANK, alone=True)
+            self.forked.append(_ForkedRank(job))
+            ours, theirs = socket.socketpair()
+            connections.append(ours)
+            with theirs:
+                job.tell({"what": RANK, "head": list(head)}, [theirs.fileno()])
+        self._begin_to_watch()
+        return connections
+
+    def _begin_to_watch(self) -> None:
+        if self.watcher.ident is None:
+            self.watcher.start()
 
     def _start(self) -> _Rank:
         head, withheld = self.made_for
@@ -132,6 +192,5 @@ class WireRanks:
             process = subprocess.Popen(command, stdin=sources, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                        start_new_session=True)
         self.ranks.append(_Rank(process, listener, folder))
-        if self.watcher.ident is None:
-            self.watcher.start()
+        self._begin_to_watch()
         return self.ranks[-1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import LabError, expect, marks, needed, points, read_lab, variant_of
+from book.grading.lab import LabError, expect, marks, needed, points, read_lab, variant_of, with_own
 from book.grading.lab_schema import KEY, KINDS
 from book.words import joined, plural
 
@@ -27,10 +27,12 @@ _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION
 
 
 def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: str | None = None,
-                sources_out: Path | None = None, nbgrader: bool = False) -> Iterator[str]:
+                sources_out: Path | None = None, nbgrader: bool = False,
+             own: Callable[[NotebookNode, str], Mapping[str, int]] = lambda lab, name: {}) -> Iterator[str]:
     """Writes a student copy of each lab into `out`, with what its checks must print; yields a line about each.
 
-    A variant's own source, which is needed for grading, goes into `sources_out`. An existing copy is kept, with the
+    `own` draws the numbers of the student whose copy it is, for a lab and its name. A variant's own source, which is
+    needed for grading, goes into `sources_out`. An existing copy is kept, with the
     work in it, unless `force` is set. The same labs always give the same files, byte for byte. Raises LabError for a
     folder without labs, or a lab that `released` or `in_variant` refuses.
     """
@@ -39,7 +41,7 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
     for source in sources_in(labs):
         copy = out / source.name
         lab = _in_variant(read_lab(source), variant, source.name, sources_out)
-        notebook = released(lab, source.name, nbgrader)
+        notebook = _with_own(released(lab, source.name, nbgrader), own(lab, source.stem))
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
         if not (kept and expected.exists()):  # the existing file belongs to the copy that is kept
@@ -63,6 +65,14 @@ def _in_variant(lab: NotebookNode, variant: str | None, name: str, sources_out: 
         sources_out.mkdir(parents=True, exist_ok=True)
         write_notebook(found, sources_out / name)
     return found
+
+
+def _with_own(copy: NotebookNode, numbers: Mapping[str, int]) -> NotebookNode:
+    """The copy with a student's own numbers, and without what others' may be."""
+    for cell in copy.cells:
+        if marks(cell).get("kind") == "parameters":
+            cell.source = with_own(cell.source, numbers)
+    return copy
 
 
 def sources_in(labs: Iterable[Path]) -> list[Path]:

@@ -42,12 +42,13 @@ class Reports:
     They are grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json in `students`.
     They hold verdicts, and the error of a rank over the wire, which knows no secrets: no other message from a
     submission's code, no hidden source, no expected value. `also` makes the content of one more file of each name from
-    all records, or None.
+    all records, or None; `left` says how long the run will still take, "" if that is not known.
     """
 
     def __init__(self, lab: str, out: Path, num_entries: int = 0,
-                 also: dict[str, Callable[[Sequence[Record]], str | None]] | None = None) -> None:
-        self.lab, self.out, self.num_entries, self.also = lab, out, num_entries, also or {}
+                 also: dict[str, Callable[[Sequence[Record]], str | None]] | None = None,
+                 left: Callable[[], str] = lambda: "") -> None:
+        self.lab, self.out, self.num_entries, self.also, self.left = lab, out, num_entries, also or {}, left
         self.records: dict[str, Record] = {}
         self.lock = Lock()
 
@@ -68,7 +69,7 @@ class Reports:
     def _write_all(self, running: bool) -> None:
         records = sorted(self.records.values(), key=lambda record: (record["student"], record["slug"]))
         _write(self.out / "grades.csv", BOM + grades_csv(records))
-        _write(self.out / "index.html", overview(records, self.lab, self.num_entries if running else None))
+        _write(self.out / "index.html", overview(records, self.lab, self.num_entries if running else None, self.left()))
         for name, content in self.also.items():
             text = content(records)
             if text is not None:
@@ -87,7 +88,7 @@ def _write(path: Path, text: str) -> None:
 
 def _shared(record: Record) -> Record:
     """A record without what is for the grader alone: logs, keys, the line of the roster."""
-    private = {"key", "complete", "slug", "fault", "row"}
+    private = {"key", "kept", "complete", "slug", "fault", "row"}
     kept = {key: value for key, value in record.items() if key not in private}
     return kept | {"exercises": {n: {k: v for k, v in e.items() if k not in ("log", "feedback")}
                                  for n, e in record["exercises"].items()}}
@@ -109,11 +110,16 @@ def grades_csv(records: Sequence[Record]) -> str:
                      "late", "points", "max points", "error", "notes"])
     for record in records:
         who = [no_formula(record.get(key, "")) for key in ("student", "id", "email", "section")]
-        words = [no_formula(text) for text in (record["error"] or "", "; ".join(record["notes"]))]
+        words = [no_formula(text) for text in (record["error"] or "", "; ".join(_noted(record)))]
         earned = [record["exercises"][n]["points"] for n in numbers]
         earned += ["" if q["points"] is None else q["points"] for q in record.get("by_hand", [])]
         writer.writerow([*who, *earned, record.get("late", ""), record["points"], record["max_points"], *words])
     return text.getvalue()
+
+
+def _noted(record: Record) -> list[str]:
+    """What the instructor should look at, what the student is not shown included."""
+    return [*record["notes"], *record.get("for_instructor", ())]
 
 
 def no_formula(text: str) -> str:
@@ -134,10 +140,11 @@ def gradescope(record: Record) -> Record:
     return {"score": record["points"], "output": printable(told), "stdout_visibility": "hidden", "tests": tests}
 
 
-def overview(records: Sequence[Record], lab: str, expected: int | None = None) -> str:
+def overview(records: Sequence[Record], lab: str, expected: int | None = None, left: str = "") -> str:
     """The instructor's page: all students' points, with links to their pages.
 
-    While submissions are still graded, `expected` is how many there are, and the page loads itself again.
+    While submissions are still graded, `expected` is how many there are, `left` how long that will take, and the page
+    loads itself again.
     """
     numbers = list(records[0]["exercises"]) if records else []
     head = "".join(f'<th class="n">{n}</th>' for n in numbers)
@@ -145,8 +152,9 @@ def overview(records: Sequence[Record], lab: str, expected: int | None = None) -
         f'<tr><td><a href="students/{_safe(r["slug"])}.html">{_safe(r["student"])}</a></td>'
         + "".join(f'<td class="n">{r["exercises"][n]["points"]}</td>' for n in numbers)
         + f'<td class="n">{r["points"]} / {r["max_points"]}</td><td class="n">{_safe(r.get("late", ""))}</td>'
-        + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
+        + f'<td>{_safe("; ".join(filter(None, [r["error"], *_noted(r)])))}</td></tr>' for r in records)
     told = f"{len(records)} submissions" if expected is None else f"{len(records)} of {expected} submissions graded"
+    told += f", {left}" if left and expected is not None else ""
     return _page(f"{lab}: {told}",
                  f'<div tabindex="0"><table><thead><tr><th>Student</th>{head}<th class="n">Points</th>'
                  f"<th>Late</th><th>To look at</th></tr></thead><tbody>{rows}</tbody></table></div>",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import nbformat
 import psutil
@@ -24,6 +24,7 @@ from book.grading import kernel, sandbox
 from book.grading.listening import ALL, LAUNCHES, SOME
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
+from book.grading.warm import Job, Warm
 from book.launch.imports import may_need_later
 
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
@@ -34,6 +35,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 POLL_S = 0.2
 POLLS_PER_SAMPLE = 5  # of all processes' memory: dividing shared pages takes milliseconds for each process
 MAX_LOG_BYTES = 32 << 20
+NBVAL_BYTES = 8 << 30  # of address space: endless output uses up nbval's memory, not ours
 MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
 LONGEST_TMPDIR = 70  # multiprocessing's sockets add 32 bytes, and a socket's path has room for about 100
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
@@ -76,18 +78,20 @@ class Result:
 
 
 def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = True, withheld: Iterable[Path] = (),
-        prefix: str = "lockstep-") -> Result:
+        prefix: str = "lockstep-", warm: Warm | None = None) -> Result:
     """Runs a job's notebook under nbval and compares the outputs of its checks with those stored in it.
 
     The job has its own folder in the system's temporary folder; it is removed afterwards, and all its processes are
-    ended. Raises SandboxError if no sandbox is available.
+    ended. Processes that are `warm` are forked, others started. Raises SandboxError if no sandbox is available.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        sandbox.folder_for(folder, withheld)
         nbformat.write(notebook, folder / "job.ipynb")
         (folder / "sanitize.cfg").write_text(SANITIZE)
         kernel.write_specs(folder / "jupyter")
+        if warm is not None:
+            return _ForkedJob(folder, limits, warm, withheld).run()
+        sandbox.folder_for(folder, withheld)
         return _Job(folder, limits, sandboxed, loaded_at_start(notebook)).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,28 +117,45 @@ class _Job:
 
     def run(self) -> Result:
         with open(self.log_file, "w") as log:
-            process = subprocess.Popen(self._command(), cwd=self.folder, env=self._environment(), stdout=log,
-                                       stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._start(log)
             try:
-                why = self._watch(process)
+                why = self._watch()
             finally:
-                self.largest_bytes = max(self.largest_bytes, _end_measured(process))
+                self.largest_bytes = max(self.largest_bytes, self._end())
         result = Result(why=why, wall_s=time.monotonic() - self.started, peak_bytes=self.peak_bytes,
                         largest_bytes=self.largest_bytes, log=_head(self.log_file))
         return result if why else self._read(result)
 
-    def _command(self) -> list[str]:
+    def _start(self, log: TextIO) -> None:
+        # nbval dies with the grader, and the sandbox with nbval.
+        limited = [*sandbox.dying_with_us(), sandbox.tool("prlimit"), f"--as={NBVAL_BYTES}", "--"]
+        pytest = [sys.executable, "-c", PYTEST, *self._arguments()]
+        self.process = subprocess.Popen([*limited, *pytest] if self.sandboxed else pytest, cwd=self.folder,
+                                        env=self._environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                        start_new_session=True)
+        self.pid = self.process.pid
+
+    def _has_ended(self) -> bool:
+        """Whether nbval has."""
+        # The process is not reaped here: `_end` asks the system what it and its descendants have used.
+        return bool(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+
+    def _processes(self) -> list[psutil.Process]:
+        """What runs for the job, nbval itself excepted."""
+        return descendants(self.pid)
+
+    def _end(self) -> int:
+        """Ends all processes; returns the most memory that one of them has held, in bytes, as far as is known."""
+        return _end_measured(self.process)
+
+    def _arguments(self) -> list[str]:
         folder = str(self.folder)
-        pytest = [sys.executable, "-c", PYTEST, "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
-                  "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder,
-                  "--color=no", "-q",
-                  "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,
-                  "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
-                  "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
-        if not self.sandboxed:
-            return pytest
-        # nbval dies with the grader, and the sandbox with nbval; endless output uses up nbval's memory, not ours.
-        return [*sandbox.dying_with_us(), sandbox.tool("prlimit"), f"--as={8 << 30}", "--", *pytest]
+        return ["-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
+                "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder,
+                "--color=no", "-q",
+                "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,
+                "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
+                "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
 
     def _environment(self) -> dict[str, str]:
         added = {"JUPYTER_PATH": str(self.folder / "jupyter"), RESULT: str(self.result_file),
@@ -151,18 +172,17 @@ class _Job:
         run = {kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
         return {**kept, **added, **private, **run, **({LAUNCHES: self.loaded} if self.loaded else {})}
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
+    def _watch(self) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""
-        # The process is not reaped here: `_end_measured` asks the system what it and its descendants have used.
-        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            why = self._exceeded(process)
+        while not self._has_ended():
+            why = self._exceeded()
             if why:
                 return why
             time.sleep(POLL_S)
         return None
 
-    def _exceeded(self, process: subprocess.Popen[bytes]) -> str | None:
-        children = descendants(process.pid)
+    def _exceeded(self) -> str | None:
+        children = self._processes()
         self.largest_bytes = max([self.largest_bytes, *map(peak_of, children)])
         if time.monotonic() - self.started > self.limits.wall_s:
             return "time limit"
@@ -171,7 +191,7 @@ class _Job:
         self.num_polls += 1
         if hold_more_than(self.limits.memory_bytes, children):
             return "memory limit"
-        if self.log_file.stat().st_size > MAX_LOG_BYTES or _resident(process.pid) > MAX_NBVAL_BYTES:
+        if self.log_file.stat().st_size > MAX_LOG_BYTES or _resident(self.pid) > MAX_NBVAL_BYTES:
             return "output limit"
         return "the kernel died" if self._kernel_gone(children) else None
 
@@ -192,6 +212,34 @@ class _Job:
         if any(cell["stopped"] for cell in result.cells):
             result.why = "time limit of a cell, or the kernel died"
         return result
+
+
+class _ForkedJob(_Job):
+    """A job whose nbval and whose kernel are forked from warm processes: neither is a descendant of the other."""
+
+    def __init__(self, folder: Path, limits: Limits, warm: Warm, withheld: Iterable[Path]) -> None:
+        super().__init__(folder, limits, sandboxed=True, loaded="")
+        self.warm, self.withheld = warm, withheld
+
+    def _start(self, log: TextIO) -> None:
+        self.kernel: Job = self.warm.enclosed(self.withheld, self.limits)
+        try:
+            self.nbval = self.warm.nbval(self.folder, self._environment(), self._arguments(), NBVAL_BYTES, log.fileno(),
+                                         self.kernel)
+        except BaseException:
+            self.kernel.end()
+            raise
+        self.pid, self.started = self.nbval.pid, time.monotonic()
+
+    def _has_ended(self) -> bool:
+        return self.nbval.is_over()
+
+    def _processes(self) -> list[psutil.Process]:
+        return in_sandbox(self.kernel)
+
+    def _end(self) -> int:
+        self.nbval.end()
+        return self.kernel.end()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -227,6 +275,15 @@ def descendants(pid: int) -> list[psutil.Process]:
     """The processes that a process has started, directly or indirectly."""
     try:
         return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def in_sandbox(job: Job) -> list[psutil.Process]:
+    """The processes of a job's sandbox."""
+    try:
+        first = psutil.Process(job.pid)
+        return [first, *first.children(recursive=True)] if not job.is_over() else []
     except psutil.Error:
         return []
 

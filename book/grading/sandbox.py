@@ -9,6 +9,8 @@ What is covered:
 - System calls by which sandboxes could reach each other, or the kernel's rarer parts, are refused (see calls).
 - Modules of the book that hold an exercise's solution can be imported, but not called.
 
+A sandbox for a process that a warm one has forked is made from inside, and is the same (see enclosed).
+
 What is not covered:
 - Faults of the kernel, of bubblewrap or of a GPU's driver; a GPU itself is shared, where one is used.
 - Side channels: timing, and the load of the machine, between sandboxes that run side by side.
@@ -42,8 +44,10 @@ try:
 except ImportError:
     pass
 """
-HOME = "/home/student"
+HOME, UID = "/home/student", 1000
+SCRATCH = ("/dev/shm", "/tmp", HOME)  # what a job can write to, if its sandbox is made in a warm process
 FIRST_UID, NUM_UIDS = 61184, 4096  # systemd reserves these ids for services' dynamic users: no other user has one
+RIGHTS_OF_WARM = ("CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN")
 FILTER = 9  # the handle from which bubblewrap reads the system call filter
 ETC = {"passwd": "root:x:0:0::/:/bin/false\nstudent:x:1000:1000::/home/student:/bin/sh\n",
        "group": "root:x:0:\nstudent:x:1000:\n", "hosts": "127.0.0.1 localhost lab\n::1 localhost lab\n",
@@ -118,6 +122,29 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
             "--die-with-parent", "--", *drop, *sandbox]
 
 
+def command_of_warm(inner: Sequence[str], parent: Path) -> list[str]:
+    """The command of a warm process, which makes sandboxes for the processes that it forks: it has the same files.
+
+    If the grader is root, it may change its user, and mount its own /proc: in one that bubblewrap covers in part, the
+    system lets nobody mount another. Raises SandboxError as `command` does.
+    """
+    is_root = os.geteuid() == 0
+    apart = [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", "cgroup")]
+    rights = ["--cap-drop", "ALL"] + [word for name in RIGHTS_OF_WARM for word in ("--cap-add", name)] * is_root
+    user = [] if is_root else ["--unshare-user", "--uid", str(UID), "--gid", str(UID)]
+    opened = ["/bin/sh", "-c", f'exec "$@" {FILTER}<"$0"', str(parent / "calls")]
+    sandbox = [tool("bwrap"), *user, *apart, *rights, "--new-session", "--clearenv", "--hostname", "lab", "--seccomp",
+               str(FILTER), *_scratch(Limits(), "--dir" if is_root else "--proc"), *_open_to_all(), *_system(parent),
+               "--remount-ro", "/home", *_environment({}), "--", *inner]
+    return [*opened, *sandbox]
+
+
+def _open_to_all() -> list[str]:
+    """The folders above what is visible: where bubblewrap makes one by itself, for root, nobody else can enter it."""
+    above = {parent for place in [*pythons(), BOOK, Path("/etc/passwd")] for parent in place.parents} - {Path("/")}
+    return [word for folder in sorted(above) for word in ("--perms", "0755", "--dir", str(folder))]
+
+
 def dying_with_us() -> list[str]:
     """A command prefix that has the command killed when the thread that started it ends, for whatever reason."""
     return [tool("setpriv"), "--pdeathsig", "KILL", "--"]
@@ -184,11 +211,11 @@ def _system(parent: Path) -> list[str]:
     return [*args, "--ro-bind", inside, inside, "--chdir", HOME, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _scratch(limits: Limits) -> list[str]:
+def _scratch(limits: Limits, proc: str = "--proc") -> list[str]:
     """Writable folders, in memory and of limited size. They are mounted first: the book may be in a home folder."""
     size = ["--size", str(limits.scratch_bytes)]
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
-    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus()]
+    return [proc, "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus()]
 
 
 def _gpus() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import code_cells, marks, simulated, variant_of
+from book.grading.lab import code_cells, marks, own_in, simulated, variant_of
 from book.grading.recognised import recognised, source_of
 from book.grading.release import without_solutions
 from book.grading.withheld_modules import imports_from_book
@@ -31,10 +31,11 @@ class SubmissionError(ValueError):
 
 @dataclass
 class Submission:
-    """A submission: the sources of each answer by cell id, and notes for the instructor."""
+    """A submission: the sources of each answer by cell id, notes for the instructor, and the copy's own numbers."""
     answers: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     sha256: str = ""
+    own: dict[str, int] = field(default_factory=dict)
 
 
 def read_submission(path: Path, lab: NotebookNode) -> Submission:
@@ -159,6 +160,7 @@ class _AnswerReader:
             self.answer, self.waiting = mark, []
         else:
             self._close()
+            self.found.own |= own_in(source, list(marks(self.own[mark]).get("own", {})))
             if marks(self.own[mark])["kind"] != "parameters" and source.strip() != self.own[mark].source.strip():
                 self.found.notes.append(f"cell {mark} {EDITED}")
 

@@ -1,7 +1,8 @@
 """L2: the program of one rank: python -m book.wire SOCKET < HEAD. It runs what the broker's tasks say.
 
 HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
-a newly forked process, so that one run can't affect the next (except through files on disk).
+a newly forked process, so that one run can't affect the next, except through files on disk and this process's memory.
+`once` serves a single connection.
 
 The first task of a connection has `sources`, cells that are run one after the other in one namespace, as IPython runs
 them. One that raises is no failure by itself: it may be a trial that the answer does not need. Each later task has
@@ -34,12 +35,7 @@ def main(path: str) -> None:
     """Serves the brokers that accept at the socket `path`, one after the other, until it no longer accepts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    namespace, failed = {"__name__": "__main__"}, None
-    cells = Cells(namespace)
-    try:
-        run_sources(json.load(sys.stdin), namespace, "head")
-    except Exception as error:
-        failed = error
+    cells, failed = _after_head(json.load(sys.stdin))
     gc.freeze()  # so that a forked process neither looks through torch's modules nor copies their pages
     gc.enable()
     while True:
@@ -55,6 +51,23 @@ def main(path: str) -> None:
         connection.close()
         os.waitpid(child, 0)
         end_children()
+
+
+def once(connection: socket.socket, head: Sequence[str]) -> None:
+    """Runs the sources in `head`, then a broker's tasks until the connection closes."""
+    cells, failed = _after_head(head)
+    serve(connection, cells, failed)
+
+
+def _after_head(head: Sequence[str]) -> tuple[Cells, Exception | None]:
+    """Cells that have the names of `head`, and the error with which it failed."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    cells = Cells(namespace)
+    try:
+        run_sources(head, namespace, "head")
+    except Exception as error:
+        return cells, error
+    return cells, None
 
 
 def end_children() -> None:
