@@ -14,9 +14,9 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from book.extras import without_iri_grammar
@@ -26,7 +26,6 @@ KERNEL, RANK = "kernel", "rank"  # what runs in a sandbox
 KERNEL_HANDLE = "LOCKSTEP_KERNEL"  # environment variable: nbval's handle on the socket of its kernel's job
 MAX_BYTES = 1 << 20  # of a message
 MAX_HANDLES = 8
-CONNECTION = "/tmp/kernel.json"
 OUR_MODULES = ("IPython.core.interactiveshell", "ipykernel.ipkernel", "ipykernel.kernelapp", "ipykernel_launcher",
                "book.grading.listening", "book.wire.rank")
 RIGHTS = 1 << 6 | 1 << 7  # to change its group and its user
@@ -178,9 +177,12 @@ def _start_kernel(job: socket.socket, told: dict[str, Any], handles: Sequence[in
 
 def _kernel(told: dict[str, Any], handles: Sequence[int]) -> None:
     from book.grading import listening
-    Path(CONNECTION).write_text(json.dumps(told["connection"]))
-    listeners = {path: socket.socket(fileno=handle) for path, handle in zip(told["paths"], handles)}
-    listening.run(listeners, ["ipykernel_launcher", "-f", CONNECTION])
+    # A file without a name: the folder of a kernel's file is often one that others write to, and here there is none.
+    with tempfile.TemporaryFile("w+") as file:
+        json.dump(told["connection"], file)
+        file.flush()
+        listeners = {path: socket.socket(fileno=handle) for path, handle in zip(told["paths"], handles)}
+        listening.run(listeners, ["ipykernel_launcher", "-f", f"/proc/self/fd/{file.fileno()}"])
 
 
 def _start_rank(job: socket.socket, told: dict[str, Any], handles: Sequence[int]) -> int:
