@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from book.grading import sandbox
-from book.grading.handed_in import slug
+from book.grading.grade import grade
+from book.grading.handed_in import find, slug
 from book.grading.lab import code_cells, marks
+from book.grading.warm import Warm
 from tests.attack_lab import USERS, Course, answered, attack_lab, attacks
 
 pytestmark = pytest.mark.slow
@@ -201,28 +204,50 @@ def wait_for(happened, limit_s: float = LIMIT_S) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_killed_run_is_resumed(user: str, tmp_path: Path) -> None:
-    course = Course(tmp_path, attack_lab(1), user == "nobody")
-    for name in ("ann", "bob"):
-        course.hand_in(name, answered(course.lab))
+def test_a_run_killed_twice_is_resumed_to_the_same_table(user: str, tmp_path: Path) -> None:
+    course, names = Course(tmp_path, attack_lab(1), user == "nobody"), ("ann", "bob", "cy")
+    for name in names:
+        course.hand_in(name, answered(course.lab, **({"bounds": NOTHING} if name == "bob" else {})))
     results = course.folder / "results"
-    first = results / "private" / "ann.json"
-    with subprocess.Popen(course.command("-j", "1"), cwd="/", env=course.environment(), stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL) as run:
-        wait_for(lambda: first.exists() or run.poll() is not None)
-        wait_for(lambda: list(course.temporary.iterdir()) or run.poll() is not None)  # bob's job has begun
-        assert run.poll() is None
-        run.kill()
-    wait_for(lambda: not course.left_behind()[1], 60)
-    seed, kept, graded = (results / "run.json").read_bytes(), first.read_bytes(), first.stat().st_mtime_ns
-    references = (results / "references.json").read_bytes()
+    records = [results / "private" / f"{name}.json" for name in names]
+    kept: dict[Path, tuple[bytes, int]] = {}
+    for record in records[:2]:
+        kill_once_there(course, record)
+        seen = [results / "run.json", results / "references.json", *(path for path in records if path.exists())]
+        for path in seen:
+            assert kept.setdefault(path, (path.read_bytes(), path.stat().st_mtime_ns))[0] == path.read_bytes()
     run = course.grade()
     assert run.returncode == 0, run.stderr
-    assert (results / "run.json").read_bytes() == seed
-    assert (results / "references.json").read_bytes() == references
-    assert first.read_bytes() == kept and first.stat().st_mtime_ns == graded  # not run again
-    assert [course.record(name)["points"] for name in ("ann", "bob")] == [2, 2]
+    for path, (content, made_ns) in kept.items():
+        assert path.read_bytes() == content
+        assert path not in records or path.stat().st_mtime_ns == made_ns, "it was run again"
+    assert [course.record(name)["points"] for name in names] == [2, 0, 2]
     assert course.left_behind() == ([], [])
+    table = (results / "grades.csv").read_bytes()
+    shutil.rmtree(results)
+    results.mkdir()
+    run = course.grade()
+    assert run.returncode == 0 and (results / "grades.csv").read_bytes() == table, run.stderr
+
+
+def kill_once_there(course: Course, record: Path) -> None:
+    """Grades until this record is there and more work has begun, then kills the run's whole process group."""
+    with subprocess.Popen(course.command("-j", "1"), cwd="/", env=course.environment(), stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        wait_for(lambda: record.exists() or run.poll() is not None)
+        wait_for(lambda: list(course.temporary.iterdir()) or run.poll() is not None)
+        assert run.poll() is None
+        os.killpg(run.pid, signal.SIGKILL)
+    wait_for(lambda: not course.left_behind()[1], 60)
+
+
+def test_where_kernels_cannot_be_forked_each_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Warm, "works", lambda warm: False)
+    course = Course(tmp_path, attack_lab(1))
+    course.hand_in("ann", answered(course.lab))
+    (record,) = grade(course.folder / "lab.ipynb", find(course.folder / "submissions", "lab.ipynb"),
+                      course.folder / "results", explains=False)
+    assert record["points"] == 2, record
 
 
 def test_without_bubblewrap_nothing_is_run(tmp_path: Path) -> None:
