@@ -73,6 +73,10 @@ def test_each_layout_counts_once():
     assert sum(len(data.refused_rows) for data in DATA.values()) == 257
 
 
+def test_every_row_has_been_left_out_of_a_fit():
+    assert np.isfinite(ALL.ratios).all(), "rows have changed: run `python -m book.cost calibrate`"
+
+
 @pytest.mark.parametrize("key, most", [("h100", 0.085), ("fsdp", 0.044), ("a100", 0.094), ("experts", 0.24)])
 def test_errors_are_no_larger_than_the_chapter_says(key, most):
     """Better than "40 % of the peak, always", on steps of models that no constant was fitted to."""

@@ -61,10 +61,15 @@ def measured() -> Measured:
     often = Counter(_layout(name, row) for name, row in pairs)
     weights = np.array([1 / often[_layout(name, row)] for name, row in pairs])
     known = json.loads(files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8"))
-    ratios = [np.concatenate([np.array(known.get(key, {}).get(name, [missing] * len(data.rows)), dtype=float)
+    ratios = [np.concatenate([_kept(known.get(key, {}).get(name), len(data.rows))
                               for name, data in data_sets().items()])
-              for key, missing in (("left_out", 1.0), ("gpu_left_out", np.nan))]
+              for key in ("left_out", "gpu_left_out")]
     return Measured(names, rows, weights, *ratios)
+
+
+def _kept(ratios: list[float | None] | None, num_rows: int) -> np.ndarray:
+    """The ratios of a set; NaN, which spoils every score, if its rows have changed since `book.cost calibrate` ran."""
+    return np.array(ratios if ratios and len(ratios) == num_rows else [np.nan] * num_rows, dtype=float)
 
 
 def _layout(name: str, row: Published) -> tuple[object, ...]:

@@ -73,8 +73,8 @@ def describe(frame: FrameType, innermost: FrameType) -> Doing:
 
 def keys_of_store(call: ast.Call, frame: FrameType) -> tuple[str, ...] | None:
     """The keys, if `call` gets or waits for keys of a store of torch.distributed; else None."""
-    if call_name(call) not in ("get", "wait") or not isinstance(call.func, ast.Attribute) or not call.args:
-        return None
+    if call_name(call) not in ("get", "multi_get", "wait") or not isinstance(call.func, ast.Attribute) or not call.args:
+        return None  # torch names none of these arguments
     import torch.distributed as dist
     keys = _value(call.args[0], frame)
     if not isinstance(_value(call.func.value, frame), dist.Store) or not keys:
