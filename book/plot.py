@@ -30,6 +30,9 @@ LINE, TITLE_LINE = 44, 47  # characters of this text, and of a title, that fit a
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
 SVG = "http://www.w3.org/2000/svg"
+GROUP = f"{{{SVG}}}g"
+UNSEEN = "fill: none; opacity: 0"  # of the paper, and of the axes' background
+FAMILY = re.compile(r"font-family: [^;]*;")  # of each label; the whole picture has one
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 NUMBERS_OF = ("d", "x", "y", "width", "height", "viewBox", "transform")  # attributes of an SVG's elements
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -152,9 +155,9 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
         if name in lines:
             axes.plot(*lines[name], color=color, linewidth=2, label=name, zorder=3)  # points do not hide it
         if name in points:
-            label = None if name in lines else name
-            size = 6 if len(points[name][0]) < 50 else 3
-            axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=size, label=label)
+            label, is_cloud = None if name in lines else name, len(points[name][0]) >= 50
+            axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=3 if is_cloud else 6,
+                      label=label, rasterized=is_cloud)
     for axis, side, unit in (("x", axes.xaxis, units[0]), ("y", axes.yaxis, units[1])):
         if axis in log:
             axes.set(**{f"{axis}scale": "log"})
@@ -240,23 +243,31 @@ def svg(figure: Figure) -> str:
         figure.savefig(written, format="svg", bbox_inches="tight",
                        metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(written.getvalue())
-    for element in root.iter():
-        _shorten(element)
+    used = set(re.findall(r"#(\w+)", written.getvalue().decode()))
+    root.set("font-family", ", ".join(fonts))
+    _shorten(root, used)
     for side in ("width", "height"):
         root.set(side, f"{float(root.get(side, '').removesuffix('pt')) * DPI / 72:.0f}")
     ElementTree.register_namespace("", SVG)
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _shorten(element: ElementTree.Element) -> None:
-    """Keep two decimals, half a hundredth of a point, and no space that only lays out the file."""
+def _shorten(element: ElementTree.Element, used: set[str]) -> None:
+    """Keep two decimals, the names that are `used`, what can be seen, and no space that only lays out the file."""
     if not (element.text or "").strip():
         element.text = None
     element.tail = None
-    for name in NUMBERS_OF:
-        if name in element.attrib:
-            value = " ".join(element.attrib[name].split())
+    for name, value in list(element.attrib.items()):
+        value = " ".join(FAMILY.sub("", value).split())
+        element.set(name, value)
+        if name in NUMBERS_OF:
             element.set(name, LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}", value))
+        if (name == "id" and value not in used) or value.startswith("rotate(-0"):
+            del element.attrib[name]
+    for child in list(element):
+        _shorten(child, used)
+    kept = [child for child in element if child.get("style") != UNSEEN]
+    element[:] = [inner for child in kept for inner in (child if child.tag == GROUP and not child.attrib else [child])]
 
 
 def _closed(figure: Figure) -> Figure:
