@@ -13,12 +13,14 @@ from benchmarks.process import ROOT
 from benchmarks.report import Claim, Findings, Table, Unavailable, duration, ratio
 from book.grading import sandbox
 from book.grading.grade import grade
+from book.grading.handed_in import find
 from book.grading.lab import code_cells, job, marks, points, read_lab
 from book.grading.run import run
 
 QUICK = {"num_rounds": 1, "num_submissions": 2}
 LAB, EXERCISE = ROOT / "labs" / "03_ring_all_reduce.ipynb", 3
 PROMISED_OVERHEAD = 1.5
+PROMISED_AN_HOUR = 120
 NOTE = ("The job is exercise 3 of the ring lab with its checks, up to 5 ranks: the start of nbval and its kernel, "
         "importing torch, and the runs. Ratios of the same round: median (smallest–largest). Every second "
         "submission has a mistake in exercise 3. In exercises 1, 2, 3 and 6 the ranks run once more, each in a sandbox "
@@ -39,9 +41,12 @@ def measure(num_rounds: int = 5, num_submissions: int = 20) -> Findings:
     bare, inside = (statistics.median(times) for times in zip(*rounds))
     num_jobs = os.cpu_count() or 1
     seconds = time_grading(lab, num_submissions, num_jobs)
+    an_hour = num_submissions / seconds * 3600
+    found.claims.append(Claim(f"at least {PROMISED_AN_HOUR} submissions of the ring lab are graded in an hour, "
+                              f"{num_jobs} side by side", f"{an_hour:.0f}", an_hour >= PROMISED_AN_HOUR))
     rows = [("one exercise, bare nbval", duration(bare)), ("one exercise, in the sandbox", duration(inside)),
             (f"{num_submissions} submissions of the lab, {num_jobs} side by side", duration(seconds)),
-            ("submissions an hour", f"{num_submissions / seconds * 3600:.0f}")]
+            ("submissions an hour", f"{an_hour:.0f}")]
     found.tables.append(Table("Grading", ("what", "time"), rows, NOTE))
     return found
 
@@ -69,7 +74,7 @@ def time_grading(lab: nbformat.NotebookNode, num_submissions: int, num_jobs: int
             nbformat.write(lab, handed_in / f"student{number:02}.ipynb")
             lab = read_lab(LAB)
         start_s = time.perf_counter()
-        records = grade(LAB, handed_in, Path(folder, "out"), num_jobs)
+        records = grade(LAB, find(handed_in, LAB.name), Path(folder, "out"), num_jobs)
         seconds = time.perf_counter() - start_s
     assert [record["points"] == total for record in records] == [number % 2 == 0 for number in range(num_submissions)]
     return seconds
