@@ -2,8 +2,9 @@
 
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
 attacker wrote into that exercise's answer cell. The other answers are right. An attack that succeeds gives the
-right answer, so its points show it. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server,
-@RING@ for a right ring.
+right answer, so its points show it. `# needs: warm processes` heads those that only the walls of a forked sandbox
+stop: where none can be made, they are skipped. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and
+a server, @RING@ for a right ring.
 """
 from __future__ import annotations
 
@@ -15,19 +16,22 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import psutil
+import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading import sandbox
 from book.grading.lab import code_cells, marks, points
 from book.grading.reference import ALLOWANCE_S
+from book.grading.warm import Warm
 
 ATTACKS = Path(__file__).parent / "attacks"
 USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]
@@ -169,11 +173,17 @@ def answered(lab: NotebookNode, **answers: str | None) -> NotebookNode:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack's name, the exercise it is an answer to, the prefix of its final status, its code."""
+    """An attack's name, the exercise it is an answer to, the prefix of its final status, its code, what it needs."""
     name: str
     exercise: int
     ends: str
     code: str
+    needs: str = ""
+
+    def skip_without_its_wall(self) -> None:
+        """Skip the test where this attack's wall can't be built."""
+        if self.needs and not forks_sandboxes():
+            pytest.skip("no sandbox can be forked here: the system forbids it, or Python lies in /tmp")
 
     def source(self, **values: Any) -> str:
         """The code for an answer cell, behind a fuse, with named values filled in."""
@@ -189,8 +199,16 @@ def attacks(kind: str) -> list[Attack]:
     for path in sorted((ATTACKS / kind).glob("*.py")):
         head, code = path.read_text("utf-8").split("\n\n", 1)
         marked = dict(line.removeprefix("# ").split(":", 1) for line in head.splitlines())
-        found.append(Attack(path.stem, int(marked["exercise"]), marked["ends"].strip(), code))
+        found.append(Attack(path.stem, int(marked["exercise"]), marked["ends"].strip(), code,
+                            marked.get("needs", "").strip()))
     return found
+
+
+@cache
+def forks_sandboxes() -> bool:
+    """Whether warm processes can make sandboxes here; else grading starts each job in bubblewrap."""
+    with closing(Warm(attack_lab())) as warm:
+        return warm.works()
 
 
 @dataclass

@@ -137,6 +137,7 @@ class Forging:
     tried = attacks("forge") + attacks("reach") + REMAINS
 
     def test_an_attack_gets_only_what_it_earned(self, forged: Graded, attack: Attack) -> None:
+        attack.skip_without_its_wall()
         record = forged.course.record(attack.name)
         earned, second = (1, "passed") if attack.name in ANSWER_BOTH else (0, "not answered")
         assert record["points"] == earned and record["max_points"] == 3

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# needs: warm processes
 
 # An empty file has no bytes: its memory is the kernel's, and neither a folder's size nor any process's memory counts it.
 import os

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# needs: warm processes
 
 # What sandboxes have in common in the kernel: locks and watches on a file that all can read, sockets of no network.
 import ctypes

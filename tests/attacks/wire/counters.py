@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: over a wire that only sends and receives, with 4 ranks: rank 0 does not hold what it should
+# needs: warm processes
 
 # Numbers of the whole machine, such as how many files are open: who opens some tells every rank that reads them.
 import os

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: over a wire that only sends and receives, with 4 ranks: rank 0 does not hold what it should
+# needs: warm processes
 
 # The process that this one was forked from may serve the next exercise too: whoever writes its memory answers that.
 import os
