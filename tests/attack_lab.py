@@ -3,8 +3,8 @@
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
 attacker wrote into that exercise's answer cell. The other answers are right. An attack that succeeds gives the
 right answer, so its points show it. `# needs: warm processes` heads those that only the walls of a forked sandbox
-stop: where none can be made, they are skipped. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and
-a server, @RING@ for a right ring.
+stop: where none can be made, they are skipped. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder
+and a server, @RING@ for a right ring.
 """
 from __future__ import annotations
 
