@@ -212,8 +212,9 @@ def test_chapters_say_what_the_ledger_says() -> None:
 
 def test_chapters_say_what_other_ways_would_do() -> None:
     """Those that the story does not take."""
-    tensor, staged = (entry(way.model, way.layout) for way in STORY if way.chapter in (5, 6) and not way.opens)
-    gathers_s = tensor.exposed_s - staged.exposed_s
+    way, other = (way for way in STORY if way.chapter in (5, 6) and not way.opens)
+    tensor, staged = way.line, other.line
+    gathers_s = estimate(MODELS[way.model], cluster_of("h100", 64, SOFTWARE[0]), way.layout, SEQUENCES).dp_s
     hidden = tensor.tokens_per_s * tensor.step_s / (tensor.step_s - gathers_s)
     assert f"If all of that hid, it would be {hidden:,.0f}" in told(5)
     maxtext = entry("llama3-70b", Layout(1, 128, 1, 2, zero_stage=3, recompute="full"), 256)
@@ -293,7 +294,7 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
             f"[ledger](#in-the-ledger), {found.tp_s:.0f} are tp's") in together
     share = 2 / 3 * large / across  # of computing, times the tokens of a replica
     assert share / 0.05 == pytest.approx(155_000, rel=0.01) and "needs $13.3 F\\beta$, 155,000 tokens" in together
-    assert f"65,536, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
+    assert f"65,536 each, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
 
 
 def test_chapter_8_says_what_long_sequences_cost() -> None:
@@ -350,7 +351,7 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert (f"holds {spread.memory_bytes / 1e9:.1f} GB, {(whole.memory_bytes - spread.memory_bytes) / 1e9:.1f} GB less"
             in says)
     waits = [round(100 * line.exposed_s / line.step_s) for line in (spread, whole)]
-    assert f"waits for {waits[0]} % of it instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
+    assert f"waits for {waits[0]} % of the step instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
     found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
                      EACH[SOFTWARE[0]])
     assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
@@ -368,16 +369,21 @@ def test_chapter_9_says_what_experts_cost() -> None:
     flops, small = 6 * model.num_active_parameters, 6 * MODELS["llama3-8b"].num_parameters
     [dense] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
     assert f"costs {flops / 1e9:.0f} billion FLOPs, and {small / 1e9:.0f} billion in the 8B model" in says
-    assert (f"reaches {spread.tokens_per_s * flops / 1e12:.0f} TFLOP/s where it reached "
+    assert (f"reaches {spread.tokens_per_s * flops / 1e12:.0f} TFLOP/s and the last layout "
+            f"{again.tokens_per_s * flops / 1e12:.0f}, where the 8B model reached "
             f"{dense.tokens_per_s * small / 1e12:.0f}") in says
     four, wide = (entry("mixtral-8x7b", Layout(1, gpus, 1, zero_stage=3, ep=ep)) for gpus, ep in ((64, 4), (128, 8)))
-    assert f"holds {four.memory_bytes / 1e9:.1f} GB. On 128 GPUs it trains on {speed(wide)} tokens" in says
+    assert (f"holds {four.memory_bytes / 1e9:.1f} GB. On 128 GPUs the line of the ledger, with ep 8, trains on "
+            f"{speed(wide)} tokens") in says
     rate = flops * spread.tokens_per_s * spread.step_s / (spread.step_s - spread.exposed_s)
-    per_byte = [1.5 * width * ep / (ep - 1) for width, ep in ((14336, 8), (2048, 64))]
+    per_byte = [1.5 * width * ep / (ep - 1) for width, ep in ((14336, 8), (2048, 64), (2048, 8))]
     card, inside = rate / (50e9 * over.across_share), rate / (450e9 * over.inside_share)
     assert f"at {per_byte[0]:,.0f} FLOPs a byte against {card:,.0f} over the card" in says
     assert f"they take {100 * inside / per_byte[0]:.0f} % of the time" in says
-    assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says and card / per_byte[1] == pytest.approx(3.3, abs=0.05)
+    assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says
+    assert f"it would be {per_byte[2]:,.0f} against {inside:,.0f}" in says
+    crossing = 1.5 * 2048 * 8 / 7
+    assert f"{crossing:,.0f} FLOPs for a byte over the card, against {card:,.0f}" in says and 2.5 < card / crossing < 3.5
     assert f"{model.num_parameters / model.num_active_parameters:.1f} times as many for Mixtral" in says
     layer = found.ep_bytes / 8 / 32
     assert f"are {layer / 1e6:.0f} MB in each layer, {32 * layer / 1e9:.0f} GB in 32 layers" in says
