@@ -88,7 +88,8 @@ def seeded(lab: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def own_seed(lab: nbformat.NotebookNode) -> int:
-    return next(int(cell.source.split("=")[1]) for cell in code_cells(lab) if marks(cell)["kind"] == "parameters")
+    return next(int(cell.source.splitlines()[0].split("=")[1]) for cell in code_cells(lab)
+                if marks(cell)["kind"] == "parameters")
 
 
 def part_of(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.NotebookNode:
