@@ -57,8 +57,7 @@ def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") ->
     """
     title = textwrap.fill(title, TITLE_LINE)
     height += ROW * title.count("\n")
-    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained",
-                                FigureClass=Chart)
+    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained", FigureClass=Chart)
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=TEXT + 1)

@@ -186,12 +186,7 @@ class Trace:
         if sorted(numbers) != list(range(self.world_size)):
             raise TraceError(f"{list(numbers)} must be the ranks 0 to {self.world_size - 1} in some order")
         old = np.argsort(numbers)
-        def moved(event: Event) -> tuple[float, ...] | None:
-            """The parts, in the order of the group's new numbers."""
-            return event.parts and tuple(part for _, part in sorted(
-                (int(numbers[rank]), part) for rank, part in zip(event.group or (), event.parts)))
-
-        events = [replace(event, rank=int(numbers[event.rank]), parts=moved(event),
+        events = [replace(event, rank=int(numbers[event.rank]), parts=_reordered(event, numbers),
                           peer=None if event.peer is None else int(numbers[event.peer]),
                           group=event.group and tuple(sorted(int(numbers[rank]) for rank in event.group)),
                           contributions=event.contributions and tuple(event.contributions[k] for k in old))
@@ -243,6 +238,13 @@ class Trace:
             return self.events.array(name)
         places = np.array([KINDS.index(k) if k in KINDS else len(KINDS) for k in self.events.vocabularies["kind"]])
         return places[self.events.array("kind")]
+
+
+def _reordered(event: Event, numbers: Sequence[int]) -> tuple[float, ...] | None:
+    """An all-to-all's parts, in the order of its group once rank r is called `numbers[r]`."""
+    if event.parts is None or event.group is None:
+        return event.parts
+    return tuple(part for _, part in sorted(zip((int(numbers[rank]) for rank in event.group), event.parts)))
 
 
 def parting(actual: Sequence[Any] | np.ndarray, expected: Sequence[Any] | np.ndarray,

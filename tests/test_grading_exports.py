@@ -28,6 +28,7 @@ from book.grading.handed_in import slug
 from book.grading.lab import code_cells, marks, own_in, points as lab_points, read_lab
 from book.grading.own import SUFFIX, drawn, in_words as numbers_in_words, secret_beside
 from book.grading.pace import Pace
+from book.grading.recognised import recognised
 from book.grading.report import BOM, Record, Reports, gradescope, grades_csv, student_page
 from book.grading.roster import RosterError, Rules, Student, in_words, read_roster
 from book.grading.submission import MAX_BYTES
@@ -564,3 +565,16 @@ def test_a_container_grades_and_says_how_it_is_run(tmp_path: Path) -> None:
     assert main(["autograder", lab, "--for", "container", "-o", str(tmp_path / "b"), "--unsafe-no-sandbox"]) == 0
     assert "--unsafe-no-sandbox" in (tmp_path / "b" / "Containerfile").read_text()
     assert main(["autograder", lab, "--for", "blackboard", "-o", str(tmp_path / "c")]) == 1
+
+
+def test_a_cell_without_metadata_is_known_by_its_text_whatever_seed_and_numbers_it_has() -> None:
+    own = {marks(cell)["id"]: cell for cell in code_cells(own_lab())}
+
+    def known(source: str) -> list[str | None]:
+        return recognised([{"cell_type": "code", "source": source}], own)[0]
+
+    assert known("SEED = 70\nMINE = 123456") == ["seed"] and known("SEED = 70\nOTHER = 12") == [None]
+    setup = own["setup"].source
+    assert known(setup) == ["setup"] and known(setup + "\nLIMIT = 3") == [None]
+    own["setup"].source = setup + "\nLIMIT = 2"
+    assert known(setup + "\nLIMIT = 3") == [None], "only what the parameters cell draws may differ"

@@ -1,6 +1,7 @@
 """Programs that hang: what `launch` says of each, those of the page "When it hangs" and others."""
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from book.launch import HangError, LaunchError, launch, threads
+from book.launch.pending import keys_of_store
 from book.record import lanes, watch
 from book.trace import Trace
 from book.waiting.message import graph
@@ -162,6 +164,16 @@ def test_a_faulty_program_gets_the_message_on_the_page(program: faults.Program) 
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
     on_page = f"#### {faults.title(program)}\n{SECTIONS[program.__name__]}"
     assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
+
+
+def test_the_keys_that_a_rank_waits_for_are_read_from_each_call_of_a_store() -> None:
+    store, wanted = dist.HashStore(), ["a", "b"]
+    both = tuple(wanted)
+    told = {"store.get('a')": ("a",), "store.wait(wanted)": both, "store.multi_get(wanted)": both,
+            "store.set('a', 'b')": None, "wanted.get('a')": None}
+    for text, keys in told.items():
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call) and keys_of_store(call, sys._getframe()) == keys, (text, store)
 
 
 def test_what_stands_around_the_programs_is_on_the_page() -> None:

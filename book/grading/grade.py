@@ -142,9 +142,9 @@ class Grader:
         numbers = self.owners.drawn.get(slug)
         if numbers and uses_own(self.lab, exercise):
             record["answer"] = digest(self.lab, exercise, submission.answers)
-        if numbers and self._of_another(submission, slug) and uses_own(self.lab, exercise):
-            return record | {"status": f"the copy has {in_words(submission.own)}: these are another student's numbers, "
-                                       f"and yours are {in_words(numbers)}"}
+            if self._of_another(submission, slug):
+                return record | {"status": f"the copy has {in_words(submission.own)}: these are another student's "
+                                           f"numbers, and yours are {in_words(numbers)}"}
         notebook = labs.job(self.lab, exercise, self.seed, submission.answers, numbers)
         labs.expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
@@ -283,8 +283,8 @@ def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record]
         submission = _submission(entry, grader.lab)
         for number, exercise in record["exercises"].items():
             if failed or exercise.get("retry"):
-                record["exercises"][number] = grader.attempt(int(number), submission, ranks,
-                                                                     entry.slug) | {"tried": 2}
+                again = grader.attempt(int(number), submission, ranks, entry.slug)
+                record["exercises"][number] = again | {"tried": 2}
         grader.explain(record, submission)
     return _close(grader, record, done, may_retry=False)
 

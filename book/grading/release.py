@@ -28,13 +28,13 @@ _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION
 
 def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: str | None = None,
                 sources_out: Path | None = None, nbgrader: bool = False,
-             own: Callable[[NotebookNode, str], Mapping[str, int]] = lambda lab, name: {}) -> Iterator[str]:
+                own: Callable[[NotebookNode, str], Mapping[str, int]] = lambda lab, name: {}) -> Iterator[str]:
     """Writes a student copy of each lab into `out`, with what its checks must print; yields a line about each.
 
     `own` draws the numbers of the student whose copy it is, for a lab and its name. A variant's own source, which is
-    needed for grading, goes into `sources_out`. An existing copy is kept, with the
-    work in it, unless `force` is set. The same labs always give the same files, byte for byte. Raises LabError for a
-    folder without labs, or a lab that `released` or `in_variant` refuses.
+    needed for grading, goes into `sources_out`. An existing copy is kept, with the work in it, unless `force` is set.
+    The same labs always give the same files, byte for byte. Raises LabError for a folder without labs, or a lab that
+    `released` or `in_variant` refuses.
     """
     if sources_out and variant is None:
         raise LabError("without a variant, the lab itself is the source to grade with")
@@ -68,7 +68,7 @@ def _in_variant(lab: NotebookNode, variant: str | None, name: str, sources_out: 
 
 
 def _with_own(copy: NotebookNode, numbers: Mapping[str, int]) -> NotebookNode:
-    """The copy with a student's own numbers, and without what others' may be."""
+    """The copy with a student's own numbers."""
     for cell in copy.cells:
         if marks(cell).get("kind") == "parameters":
             cell.source = with_own(cell.source, numbers)

@@ -19,7 +19,7 @@ from book.mesh import WITH_CONTEXT, Mesh, MeshError
 from book.parallel.checked import checked_by
 from book.parallel.context import cut_by_tokens, positions, ring_attention
 from book.parallel.experts import ExpertParallel, MoE
-from book.parallel.hybrid import Hybrid, average_gradients, axis_groups
+from book.parallel.hybrid import Hybrid, average_gradients, axis_groups, micro_batches
 from book.parallel.model import GPT, Block
 from book.parallel.sharded import MakeOptimizer
 
@@ -130,9 +130,5 @@ class FiveAxes(Hybrid):
 
     def share(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The micro-batches of this rank: its tokens of equal parts of its replica's equal part of the batch."""
-        num_replicas, parts = self.whole.size("dp"), self.whole.size("dp") * self.num_micro_batches
-        if len(batch) % parts:
-            raise ValueError(f"{len(batch)} sequences can't be divided among {num_replicas} replicas with "
-                             f"{self.num_micro_batches} micro-batches each: use a multiple of {parts}")
         own = positions(self.at["cp"], self.whole.size("cp"), batch.shape[1]).to(batch.device)
-        return batch.chunk(num_replicas)[self.at["dp"]][:, own].chunk(self.num_micro_batches)
+        return micro_batches(batch[:, own], self.whole.size("dp"), self.at["dp"], self.num_micro_batches)

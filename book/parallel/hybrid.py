@@ -84,6 +84,16 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist
     return norm
 
 
+def micro_batches(batch: torch.Tensor, num_replicas: int, replica: int,
+                  num_micro_batches: int) -> tuple[torch.Tensor, ...]:
+    """Equal parts of one replica's equal part of a batch of sequences; raises ValueError if there are none."""
+    parts = num_replicas * num_micro_batches
+    if len(batch) % parts:
+        raise ValueError(f"{len(batch)} sequences can't be divided among {num_replicas} replicas with "
+                         f"{num_micro_batches} micro-batches each: use a multiple of {parts}")
+    return batch.chunk(num_replicas)[replica].chunk(num_micro_batches)
+
+
 def check_hybrid(mesh: Mesh, zero_stage: int) -> None:
     """Raise MeshError for a mesh with axes other than pp, dp and tp, ValueError for an invalid ZeRO stage."""
     if sorted(mesh.axes) != sorted(AXES):
@@ -147,10 +157,4 @@ class Hybrid:
 
     def share(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The micro-batches of this rank's replica: equal parts of its equal part of the batch."""
-        num_replicas = self.mesh.size("dp")
-        parts = num_replicas * self.num_micro_batches
-        if len(batch) % parts:
-            raise ValueError(f"{len(batch)} sequences can't be divided among {num_replicas} replicas with "
-                             f"{self.num_micro_batches} micro-batches each: use a multiple of {parts}")
-        own = batch.chunk(num_replicas)[self.place["dp"]]
-        return own.chunk(self.num_micro_batches)
+        return micro_batches(batch, self.mesh.size("dp"), self.place["dp"], self.num_micro_batches)
