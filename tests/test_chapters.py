@@ -73,7 +73,8 @@ SHOWN += [("08_context_parallel", context, name) for name in (
 SHOWN += [("09_experts", experts, name) for name in (
     "Routing", "route", "RowExchange", "exchange_rows", "Trip", "dispatch", "work", "combine",
     "average_expert_gradients")]
-SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid", "clip_gradients")]
+SHOWN += [("07_hybrid_3d", hybrid, name) for name in (
+    "axis_groups", "average_gradients", "micro_batches", "Hybrid", "clip_gradients")]
 
 
 @pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])

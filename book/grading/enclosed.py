@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import struct
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ MAX_FILES = 10_000  # in each writable folder: a file takes 1.3 kB of the kernel
 _libc = ctypes.CDLL(None, use_errno=True)
 # From linux/sched.h, sys/mount.h, linux/prctl.h, linux/capability.h, linux/seccomp.h and net/if.h.
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_NOSUID, _NODEV, _NOEXEC, _RDONLY, _RECURSIVE, _PRIVATE = 2, 4, 8, 1, 16384, 1 << 18
+_NOSUID, _NODEV, _NOEXEC, _RDONLY, _REMOUNT, _RECURSIVE, _PRIVATE = 2, 4, 8, 1, 32, 16384, 1 << 18
 _NAME, _DUMPABLE, _SECCOMP, _DROP_BOUND, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_AMBIENT = 15, 4, 22, 24, 38, 47, 4
 _FILTER, _CAPABILITIES_3 = 2, 0x20080522
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
@@ -95,11 +96,24 @@ def _mount_own(limits: Limits, alone: bool) -> None:
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
     if alone:
         _mount("proc", "/proc", _NOSUID | _NODEV | _NOEXEC, "subset=pid")
-    else:  # the numbers of open files and of terminals of the whole machine are there
-        _mount("tmpfs", "/proc/sys", _RDONLY | _NOSUID | _NODEV | _NOEXEC, "size=4k,nr_inodes=1")
+    else:
+        _cover_settings()
     for place in SCRATCH:
         _mount("tmpfs", place, _NOSUID | _NODEV, f"size={limits.scratch_bytes},nr_inodes={MAX_FILES},mode=0755")
     _mount("devpts", "/dev/pts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+
+
+def _cover_settings() -> None:
+    """Hide /proc/sys, which has the numbers of open files and of terminals of the whole machine.
+
+    TensorPipe, which carries torch's RPC, starts only where it can read an id of the running system; it gets a new one.
+    """
+    place, flags = "/proc/sys", _NOSUID | _NODEV | _NOEXEC
+    _mount("tmpfs", place, flags, "size=4k,nr_inodes=4")
+    system = Path(place, "kernel", "random", "boot_id")
+    system.parent.mkdir(parents=True)
+    system.write_text(f"{uuid.uuid4()}\n")
+    _mount("tmpfs", place, flags | _REMOUNT | _RDONLY)
 
 
 def _switch_loopback_on() -> None:
