@@ -155,12 +155,12 @@ FAKE_MAKE = """#!/bin/sh
 echo "make $*" >> calls
 case "$*" in
   check) exit 0;;
-  test-all) printf 'FAILED tests/test_a.py::test_x[a b] - Assert\nERROR chapters/02.ipynb::Cell 3\n%s' "$MORE"
+  test-all) printf 'FAILED tests/test_a.py::TestLab::test_x[a b] - Assert\nERROR chapters/02.ipynb::Cell 3\n%s' "$MORE"
     echo '= 2 failed, 9 passed in 2.0s ='; echo "make: *** [Makefile:75: test-all] Error ${ENDED:-1}"; exit 2;;
   *) echo '= 3 passed in 2.0s ='; exit ${LATER:-0};;
 esac
 """
-MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bc")
+MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bcde")
 
 
 @pytest.mark.parametrize("env, status, num_calls", [
@@ -179,8 +179,8 @@ def test_what_fails_beside_others_is_run_again_alone_and_twice(tmp_path: Path, e
         **os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **env})
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (ended.returncode, len(calls)) == (status, num_calls), ended.stdout
-    assert calls[2:] == ["make test-all JOBS=0 TESTS=chapters/02.ipynb tests/test_a.py"] * (num_calls - 2)
-    assert num_calls == 2 or "== Run again, alone and twice: chapters/02.ipynb tests/test_a.py" in ended.stdout
+    assert calls[2:] == ["make test-all JOBS=0 TESTS=chapters/02.ipynb tests/test_a.py::TestLab"] * (num_calls - 2)
+    assert num_calls == 2 or "== Run again, alone and twice: chapters/02.ipynb tests/test_a.py::TestLab" in ended.stdout
 
 
 def test_publishing_waits_for_the_website_alone() -> None:
