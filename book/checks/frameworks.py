@@ -255,7 +255,8 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
 def uneven_failure(error: LaunchError, sizes: Sequence[int]) -> str:
     """The error of ranks with unequal numbers of rows: an explanation if some waited for one that has none."""
     message = str(error)
-    if 0 in sizes and (stands_still(error) or "Connection closed" in message or "has ended" in message):
+    left = "Connection closed" in str(error.__cause__)  # gloo's words to a rank whose peer has returned
+    if 0 in sizes and (left or stands_still(error)):
         return (f"rank {sizes.index(0)} has no rows, and the others wait for its part of the all-reduce: every rank "
                 "must run a backward, even one without a row, and of a loss that comes out of the model, since DDP "
                 f"gets ready in its forward.\n{message}")
