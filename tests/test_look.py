@@ -25,7 +25,7 @@ from book.job.noted import Noted
 from book.launch import HangError, launch
 from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
-from book.look.flights import Due, guilty, waits
+from book.look.flights import Call, Due, Flight, guilty, waits
 from book.look.profiles import TraceFileError, read_profile, times
 from book.look.runs import read_run, write_run
 from book.look.spans import common, covered_s, length, less, union
@@ -33,6 +33,7 @@ from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arr
                                  waiting_shares)
 from book.look.told import timelines_told
 from book.report.page import write_run_page
+from book.report.traces import LAST, timelines_of_dumps
 from book.trace import Event, Trace
 from book.waiting.hang import Group
 from book.widgets.calls import KINDS, TICKS, Calls
@@ -106,6 +107,48 @@ def test_what_some_dumps_say_is_used(folders: dict[str, Path], tmp_path: Path,
         (tmp_path / f"dump_{rank}").write_bytes(data if rank != 1 else data[:len(data) // 2])
     told = shown(capsys, tmp_path)
     assert "the others wait for rank 2" in told and told[-1].startswith(f"not read: {tmp_path / 'dump_1'} is neither")
+
+
+def covered(lane: list[int]) -> int:
+    """To which tick a rank did something that was no waiting."""
+    return sum(lane[1::3]) + sum(lane[2::3])
+
+
+@pytest.mark.slow
+def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders: dict[str, Path],
+                                                                        tmp_path: Path) -> None:
+    flights, _ = read_dumps(folders["late"].iterdir())
+    timelines, moments = timelines_of_dumps(flights)
+    run = Calls(timelines, end="rank 2", hangs=True, moments=moments).data(live=False)["runs"][0]
+    ends = [covered(lane) for lane in run["lanes"]]
+    assert ends[2] == TICKS > max(ends[0], ends[1], ends[3]) and run["names"] == [0, 1, 2, 3]
+    assert [stop["say"][0][1] for stop in run["stops"]][1:] == [
+        "Here all of these ranks had made call 1, all_reduce(float [4]).", "rank 2"]
+    assert main(["show", str(folders["late"]), "--out", str(tmp_path / "page.html")]) == 0
+    assert "Here all of these ranks had made call 1" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None:
+    draw, number = random.Random(7), LAST + 3
+    times_ns = [sorted(draw.sample(range(1, 10 ** 9), number)) for _ in range(3)]
+    flights = [Flight(rank, 3, backend, tuple(
+        Call("0", (0, 1, 2), place, "all_reduce", "all_reduce(float [8])", 32, time_ns, place < number, "")
+        for place, time_ns in enumerate(times_ns[rank][:number - (rank == 1)], 1))) for rank in range(3)]
+    timelines, moments = timelines_of_dumps(flights)
+    came_s = [(max(column) - min(map(min, times_ns))) / 1e9 + 1 for column in zip(*times_ns)]
+    assert guilty(flights) == (1,) and moments[0][0] == pytest.approx(came_s[number - 2])
+    for rank, each in enumerate(timelines):
+        assert each.calls["in_group"].tolist() == [*range(number - LAST, number), *[number] * (rank != 1)]
+        ends_s = came_s[number - LAST - 1:number - 1] if backend == "gloo" else [0] * LAST
+        assert each.calls["end_s"].tolist() == pytest.approx([*ends_s, *[0] * (rank != 1)])
+        assert (each.calls["waits_s"][-1] > 0) == (rank != 1 or backend == "gloo")
+
+
+def test_dumps_without_times_or_in_which_nobody_waits_have_no_picture() -> None:
+    call = Call("0", (0, 1), 1, "all_reduce", "all_reduce(float [8])", 32, 5, True, "")
+    for calls in ([call, call], [replace(call, done=False, time_ns=0), call]):
+        assert timelines_of_dumps([Flight(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
 
 
 def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:

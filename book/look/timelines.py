@@ -121,14 +121,20 @@ def _ring_rows(ring: np.ndarray) -> np.ndarray:
     return rows[rows["number"] + len(ring) > rows["number"][-1]] if len(rows) else rows
 
 
-def timeline(rank: int, calls: Sequence[tuple[str, Group, int, float, float, float]]) -> Timeline:
-    """Calls known from elsewhere: name, group, number in it, start and end in seconds, bytes; all of it was a wait."""
+def timeline(rank: int, calls: Sequence[tuple[str, Group, int, float, float | None, float]],
+             on_gpu: bool = False) -> Timeline:
+    """Calls known from elsewhere: name, group, number in it, start and end in seconds, bytes.
+
+    From start to end the rank waited; without an end it still does. On a GPU the host waited in none that is done.
+    """
     names, groups = tuple(dict.fromkeys(call[0] for call in calls)), tuple(dict.fromkeys(call[1] for call in calls))
     rows = np.zeros(len(calls), ROW)
     for row, (name, group, number, start_s, end_s, num_bytes) in enumerate(calls):
-        start_s, end_s = start_s + ORIGIN_S, end_s + ORIGIN_S
-        rows[row] = (row + 1, start_s, start_s, end_s, names.index(name), groups.index(group), number, num_bytes)
-    return Timeline(rank, names, groups, rows, rows[:0])
+        done, start_s = end_s is not None, start_s + ORIGIN_S
+        until_s = end_s + ORIGIN_S if end_s is not None and not on_gpu else 0.0
+        rows[row] = (row + 1, start_s, 0.0 if done and on_gpu else start_s, until_s, names.index(name),
+                     groups.index(group), number, num_bytes)
+    return Timeline(rank, names, groups, rows, rows[:0], on_gpu)
 
 
 CUT = np.dtype([("begin_s", "<f8"), ("arrival_s", "<f8"), ("release_s", "<f8"), ("in_backward", "?"), ("group", "<u4"),

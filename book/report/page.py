@@ -24,11 +24,14 @@ TITLES = {ENDED: "has ended", HUNG: "hangs", FAILED: "has failed", INTERRUPTED: 
 
 
 def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), totals: Totals | None = None,
-         end: str = "", hangs: bool = False) -> str:
-    """The HTML; without timelines there is no picture, which ends with the sentence `end`, without totals no table."""
+         end: str = "", hangs: bool = False, moments: Sequence[tuple[float, str]] | None = None) -> str:
+    """The HTML; without timelines there is no picture, which ends with the sentence `end`, without totals no table.
+
+    `moments` are those of timelines by the clocks of hosts.
+    """
     parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{escape(chr(10).join(said))}</pre>"]
     if any(len(each.calls) for each in timelines):
-        parts.append(Calls(timelines, end=end, hangs=hangs).html())
+        parts.append(Calls(timelines, end=end, hangs=hangs, moments=moments).html())
     if totals:
         parts += ["<h2>What was called</h2><div class=wide>",
                   totals_table(totals), "</div>"]

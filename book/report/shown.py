@@ -7,11 +7,12 @@ from pathlib import Path
 
 from book.look.arrivals import arrivals
 from book.look.dumps import read_dumps
+from book.look.flights import sentences
 from book.look.profiles import TraceFileError, is_profile, read_profile
 from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
 from book.look.timelines import Timeline
 from book.look.told import dumps_told, end_told, late_told, profiles_told, timelines_told
-from book.report.traces import timelines_in, timelines_of, trace_told
+from book.report.traces import Moment, timelines_in, timelines_of, timelines_of_dumps, trace_told
 from book.trace import Trace, TraceError
 
 HEAD = 64  # bytes of a file in which this book's forms show
@@ -20,7 +21,10 @@ TRACE, RECORDING = b'{"format": "lockstep trace', b'{"format": "lockstep recordi
 
 @dataclass
 class Shown:
-    """What files say: lines, and why others can't be read; what there is for a picture, and the sentence at its end."""
+    """What files say: lines, and why others can't be read; what there is for a picture, and the sentence at its end.
+
+    `moments` are of a picture of Flight Recorder dumps, whose times are by the clocks of hosts.
+    """
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -28,6 +32,7 @@ class Shown:
     totals: Totals = field(default_factory=dict)
     end: str = ""
     hangs: bool = False
+    moments: Sequence[Moment] | None = None
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -50,9 +55,7 @@ def shown(paths: Sequence[Path]) -> Shown:
     left = [path for path in paths if not is_run(path) and not heads[path].startswith((TRACE, RECORDING))]
     traces = [path for path in left if is_profile(path)]
     _add_profiles(found, traces)
-    flights, unread = read_dumps(path for path in left if path not in traces)
-    found.problems += unread
-    found.lines += dumps_told(flights) if flights else ()
+    _add_dumps(found, [path for path in left if path not in traces])
     return found
 
 
@@ -109,3 +112,16 @@ def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
         found.lines += profiles_told(profiles)
         aligned = arrivals(profiles)
         found.timelines = timelines_of(aligned) if aligned else ()
+
+
+def _add_dumps(found: Shown, paths: Sequence[Path]) -> None:
+    flights, unread = read_dumps(paths)
+    found.problems += unread
+    if not flights:
+        return
+    found.lines += dumps_told(flights)
+    timelines, moments = timelines_of_dumps(flights)
+    if timelines and not found.timelines:
+        found.timelines, found.moments, found.hangs = timelines, moments, True
+        said = "; ".join(sentences(flights))
+        found.end = f"{said[:1].upper()}{said[1:]}."

@@ -1,18 +1,21 @@
-"""L3: this book's own traces, recorded or simulated, as what ranks have noted, and in words."""
+"""L3: traces and Flight Recorder dumps as what ranks have noted; this book's own traces in words."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from book.look.arrivals import Arrivals
-from book.look.timelines import Timeline, timeline
+from book.look.flights import Flight, waits
+from book.look.timelines import ORIGIN_S, Timeline, timeline
 from book.look.told import timelines_told
 from book.trace import Event, Trace
 from book.waiting.hang import Group
 from book.words import counted
 
 SHOWN = ("send", "recv", "collective")
+LAST = 6  # collectives of a rank that are shown before those that are not done
+Moment = tuple[float, str]  # seconds on a timeline's clock, and what is to be said then
 
 
 def timelines_in(trace: Trace) -> list[Timeline]:
@@ -32,6 +35,33 @@ def timelines_of(found: Arrivals) -> list[Timeline]:
     return [timeline(rank, [("collective", group, number, start_s, end_s, 0.0) for number, (start_s, end_s) in
                             enumerate(zip(found.starts_s[:, place], found.ends_s[:, place]), 1)])
             for place, rank in enumerate(found.ranks)]
+
+
+def timelines_of_dumps(flights: Sequence[Flight]) -> tuple[list[Timeline], list[Moment]]:
+    """Each rank's last collectives, and when all had made the one before that in which ranks wait; by hosts' clocks.
+
+    No dump says when a call was over. It was not before the last of its ranks had come, which is when it ends here.
+    Nothing where no rank waits, or where the dumps have no times.
+    """
+    stuck, calls = waits(flights), [call for flight in flights for call in flight.calls]
+    if not stuck or not all(call.time_ns for call in calls):
+        return [], []
+    first_ns, came_ns = min(call.time_ns for call in calls), defaultdict[tuple[str, int], int](int)
+    for call in calls:
+        came_ns[call.group, call.number] = max(came_ns[call.group, call.number], call.time_ns)
+    found = []
+    for flight in flights:
+        shown = [call for call in flight.calls if call.done][-LAST:] + [call for call in flight.calls if not call.done]
+        rows = [(call.op, Group(call.group, call.ranks), call.number, (call.time_ns - first_ns) / 1e9,
+                 (came_ns[call.group, call.number] - first_ns) / 1e9 if call.done else None, float(call.num_bytes))
+                for call in shown]
+        found.append(timeline(flight.rank, rows, on_gpu=flight.backend == "nccl"))
+    group, before = stuck[0].group, stuck[0].number - 1
+    common = [call for flight in flights if (call := flight.at(group, before))]
+    if len(common) < len(flights):
+        return found, []
+    return found, [(ORIGIN_S + (came_ns[group, before] - first_ns) / 1e9,
+                    f"Here all of these ranks had made call {before}, {common[0].what}.")]
 
 
 def _with_times(trace: Trace) -> Iterator[Event]:

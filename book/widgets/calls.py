@@ -33,15 +33,19 @@ Blocks = list[tuple[int, float, float]]  # what a rank did, and from when to whe
 
 
 class Calls(Page):
-    """The picture of the last exchanges of a job, from the notes of its ranks; `end` says how it ended."""
+    """The picture of the last exchanges of a job, from the notes of its ranks; `end` says how it ended.
+
+    `moments` are given where each rank has its host's clock, so that nothing can be said of who is late: a time in
+    seconds and a sentence each.
+    """
 
     widget = "calls"
 
     def __init__(self, timelines: Sequence[Timeline], title: str = "The last exchanges", end: str = "",
-                 hangs: bool = False):
-        self.timelines, self.title, self._end = tuple(timelines), title, end
+                 hangs: bool = False, moments: Sequence[tuple[float, str]] | None = None):
+        self.timelines, self.title, self._end, self._moments = tuple(timelines), title, end, moments
         self.traces = {}
-        self._found = arrivals_of(self.timelines)
+        self._found = arrivals_of(self.timelines) if moments is None else None
         self._window = _window(self.timelines, self._found, hangs)
 
     def with_trace(self, what: Any) -> Calls:
@@ -53,7 +57,8 @@ class Calls(Page):
         start_s, end_s = self._window
         lanes = [_flat(blocks(each, self._found, position, self._window), self._window)
                  for position, each in enumerate(self.timelines)]
-        run = {"source": "as the ranks noted it", "duration_s": float(f"{end_s - start_s:.6g}"),
+        source = "as the ranks noted it" if self._moments is None else "by the clock of each host"
+        run = {"source": source, "duration_s": float(f"{end_s - start_s:.6g}"),
                "names": [each.rank for each in self.timelines], "lanes": lanes, "stops": self._stops(),
                "figures": self._figures()}
         return {"title": self.title, **arranged({"": run}, None, None)}
@@ -68,7 +73,8 @@ class Calls(Page):
         return [*stops, {"t": TICKS, "say": [["", self._end or "The end."]]}]
 
     def _exchanges(self) -> Iterator[tuple[int, list[str]]]:
-        """When the last rank came to each exchange, and by how much."""
+        """When the last rank came to each exchange, and by how much; the given moments."""
+        yield from ((tick(moment, self._window), ["", said]) for moment, said in self._moments or ())
         if self._found is None:
             return
         for starts, last in zip(self._found.starts_s, self._found.last):
