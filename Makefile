@@ -85,7 +85,7 @@ new-exercise: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring new-exercise "$(LAB)" "$(NAME)" --points "$(POINTS)" --depends $(DEPENDS)
 
 lab: $(ALL_STAMP)
-	@$(BIN)/python -m book.grading release labs -o student
+	@$(BIN)/lockstep release labs -o student
 	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
 	@JUPYTER_CONFIG_PATH=book/authoring/jupyter $(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
 

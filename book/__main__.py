@@ -25,6 +25,11 @@ COMMANDS = {
     "check": ("book.grading", "check your own answers to a lab as they will be graded"),
     "release": ("book.grading", "make the students' copies of labs"),
     "grade": ("book.grading", "grade a folder of submissions in a sandbox"),
+    "autograder": ("book.grading", "what Gradescope, a container or GitHub Classroom runs by itself"),
+    "similar": ("book.grading", "which answers of a course are alike"),
+    "lint": ("book.grading", "is a lab fit to be graded?"),
+    "mutate": ("book.grading", "what a lab's checks miss"),
+    "calibrate": ("book.cost", "fit a plan's constants to measured steps"),
 }
 
 

@@ -102,9 +102,9 @@ if another rank had begun to write that file by then.
 At the end, or when you interrupt the job, it says which rank was late, in which phase, and how long the others waited
 for it ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page, `DIR/report.html`, with a picture
 of the last exchanges. If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps of a
-hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)). `lockstep doctor`
-says what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable
-that is left from another job.
+hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), and with
+`--out page.html` draws them. `lockstep doctor` says what this machine's ranks will stumble on: too little shared
+memory, a name that leads to 127.0.0.1, a variable that is left from another job.
 
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a

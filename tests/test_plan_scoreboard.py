@@ -74,7 +74,7 @@ def test_each_layout_counts_once():
 
 
 def test_every_row_has_been_left_out_of_a_fit(monkeypatch):
-    assert np.isfinite(ALL.ratios).all(), "rows have changed: run `python -m book.cost calibrate`"
+    assert np.isfinite(ALL.ratios).all(), "rows have changed: run `lockstep calibrate`"
     more = replace(DATA["dgxc"], rows=(*DATA["dgxc"].rows, DATA["dgxc"].rows[0]))
     for changed in ({"dgxc": more}, {"new": DATA["dgxc"]}):
         monkeypatch.setattr("book.cost.scoreboard.data_sets", lambda changed=changed: changed)

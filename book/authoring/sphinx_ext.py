@@ -2,7 +2,7 @@
 
 Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
 without torch, ipywidgets or an installed package. It reads from one file what each widget is made of, and runs
-`python -m book.grading release` in a separate process to make student copies.
+`lockstep release` in a separate process to make student copies.
 """
 from __future__ import annotations
 

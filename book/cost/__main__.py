@@ -1,13 +1,13 @@
 """Ask the planner from a shell.
 
-    python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
-    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
-    python -m book.cost estimate llama3-70b --gpus 64 --layout pp=4,dp=2,tp=8,zero=1,recompute=half
-    python -m book.cost plan llama3-8b --gpus 1 --gpu rtx4090 --train lora --sequence 2048    --optimizer, --offload
-    python -m book.cost read planned.py --gpus 64                        what a file for torchtitan will send, by axis
-    python -m book.cost scoreboard                                       how far off it is, set by set
-    python -m book.cost calibrate                                        its constants, fitted anew
-    python -m book.cost models                                           names of models and GPUs
+    lockstep plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
+    lockstep plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
+    lockstep estimate llama3-70b --gpus 64 --layout pp=4,dp=2,tp=8,zero=1,recompute=half
+    lockstep plan llama3-8b --gpus 1 --gpu rtx4090 --train lora --sequence 2048    --optimizer, --offload
+    lockstep read planned.py --gpus 64                        what a file for torchtitan will send, by axis
+    lockstep scoreboard                                       how far off it is, set by set
+    lockstep calibrate                                        its constants, fitted anew
+    lockstep models                                           names of models and GPUs
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m book.cost", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser("lockstep", description=__doc__.splitlines()[0] if __doc__ else None)
     kinds = parser.add_subparsers(required=True)
     one = kinds.add_parser("plan", help="the fastest layout that fits, with an error bar")
     one.set_defaults(answer=_plan)

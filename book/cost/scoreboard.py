@@ -4,7 +4,7 @@ One protocol everywhere: models are left out in turn (`NUM_FOLDS` parts, each wi
 measured them), the constants are fitted to the rest, and these rows are estimated. A layout that a set has at several
 numbers of GPUs counts once. `data/fitted.json` has what came out: the constants fitted to all rows, and the ratio of
 the left-out estimate to each measured step. For GPUs that nobody measured, the same with all rows of a GPU's family
-left out: so far off is an estimate that knows only a data sheet. `python -m book.cost calibrate` writes all anew.
+left out: so far off is an estimate that knows only a data sheet. `lockstep calibrate` writes all anew.
 """
 from __future__ import annotations
 

@@ -27,5 +27,5 @@
     similar       answers that are alike beyond what their exercise makes alike
     check         a student's own check
 
-`python -m book.grading lint | mutate | release | check | grade | autograder | similar` is the command line of it all.
+`lockstep lint | mutate | release | check | grade | autograder | similar` is the command line of it all.
 """

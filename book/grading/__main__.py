@@ -1,4 +1,4 @@
-"""Command line: python -m book.grading lint | mutate | release | check | grade | autograder | similar"""
+"""Command line: lockstep lint | mutate | release | check | grade | autograder | similar"""
 from __future__ import annotations
 
 import argparse
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The seven verbs and their options."""
-    top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
+    top = argparse.ArgumentParser(prog="lockstep", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
     for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade,
                      _add_autograder, _add_similar):

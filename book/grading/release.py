@@ -197,7 +197,7 @@ def readme(labs: Mapping[str, NotebookNode]) -> str:
 2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If
    this folder is not the book's `student`, use its path instead:
 
-       .venv/bin/python -m book.grading check student/{first}
+       .venv/bin/lockstep check student/{first}
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
    `.venv/bin/python -m pytest --nbval student/{first}` comes to the same verdict on the checks that you see, as long
