@@ -22,6 +22,7 @@ from book.__main__ import COMMANDS
 from book.authoring import wayfinding
 from book.authoring.symbols import FORMULA, PAGE, ROW, chapters, first_uses, symbols_in
 from book.authoring.wayfinding import PLAIN_WORDS, found_first, linked, pattern_of, with_words
+from book.cost.__main__ import _parser as planner_parser
 from book.grading import reference
 from book.grading.__main__ import parser
 from book.grading.handed_in import MAX_DEPTH
@@ -290,9 +291,8 @@ def test_every_command_can_be_read_by_the_parser(name: str) -> None:
     assert commands or name == "CONTRIBUTING.md"
     for command in commands:
         word, *rest = shlex.split(command, comments=True)
-        if COMMANDS[word][0] != "book.grading":
-            continue
-        options = parser().parse_args([word, *rest])
+        read = {"book.grading": parser, "book.cost": planner_parser}.get(COMMANDS[word][0])
+        options = read().parse_args([word, *rest]) if read else None
         for path in [*getattr(options, "labs", []), getattr(options, "lab", ROOT)]:
             assert (ROOT / path).exists(), command
 
