@@ -36,7 +36,7 @@ from book.report.page import write_run_page
 from book.report.traces import LAST, timelines_of_dumps
 from book.trace import Event, Trace
 from book.waiting.hang import Group
-from book.widgets.calls import KINDS, TICKS, Calls
+from book.widgets.calls import KINDS, TICKS, Calls, blocks
 from tests.damaged import damaged
 
 FAULTS = ("late", "other", "groups")
@@ -337,9 +337,21 @@ def test_a_hang_ends_with_ranks_that_wait(tmp_path: Path) -> None:
         one.calls["end_s"][-1] = 0 if one.rank != 1 else one.calls["end_s"][-1]
     timelines[1] = replace(timelines[1], calls=timelines[1].calls[:-1])
     data = Calls(timelines, end="rank 1 is missing", hangs=True).data(live=False)["runs"][0]
-    ends = [sum(lane[1::3]) + sum(lane[2::3]) for lane in data["lanes"]]
+    ends = [covered(lane) for lane in data["lanes"]]
     assert ends[1] == TICKS and ends[0] == ends[2] < 0.95 * TICKS
     assert data["stops"][-1] == {"t": TICKS, "say": [["", "rank 1 is missing"]]}
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_phase_that_is_not_over_lasts_until_the_end_of_the_picture(is_over: bool) -> None:
+    group, window = Group("", (0, 1)), (1.0, 11.0)
+    one = timeline(0, [("all_reduce", group, 1, 1.0, 2.0, 8.0)])
+    phases = np.zeros(2, ROW)
+    phases["number"], phases["name"] = (2, 3), 1
+    phases["start_s"], phases["end_s"] = (4.0, 6.0), (5.0, 7.0 * is_over)
+    found = blocks(replace(one, names=(*one.names, "backward"), phases=phases), None, 0, window)
+    backward = [(start_s, end_s) for kind, start_s, end_s in found if KINDS[kind] == "backward"]
+    assert backward == [(4.0, 5.0), (6.0, 7.0 if is_over else 11.0)]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -51,10 +51,14 @@ class Timeline:
         messages = [number for number, name in enumerate(self.names) if name in ("send", "recv")]
         return self.calls[~np.isin(self.calls["name"], messages)]
 
-    def phase(self, name: str) -> np.ndarray:
-        """When a phase ran: rows (start, end), ascending, which do not touch."""
+    def phase(self, name: str, until_s: float | None = None) -> np.ndarray:
+        """When a phase ran: rows (start, end), ascending, which do not touch; `until_s` if its last one is not over."""
         rows = self._phase(name)
-        return union(np.column_stack([rows["start_s"], rows["end_s"]]))
+        found = np.column_stack([rows["start_s"], rows["end_s"]])
+        last = self._phase(name, over=False)[-1:]
+        if until_s is not None and len(last) and last["end_s"][0] == 0:
+            found = np.concatenate([found, [[last["start_s"][0], until_s]]])
+        return union(found)
 
     @property
     def step_starts_s(self) -> np.ndarray:
@@ -62,10 +66,10 @@ class Timeline:
         steps = self._phase(OPTIMIZER)
         return np.sort((steps if len(steps) else self._phase(BACKWARD))["start_s"])
 
-    def _phase(self, name: str) -> np.ndarray:
+    def _phase(self, name: str, over: bool = True) -> np.ndarray:
         if name not in self.names:
             return self.phases[:0]
-        return self.phases[(self.phases["name"] == self.names.index(name)) & (self.phases["end_s"] > 0)]
+        return self.phases[(self.phases["name"] == self.names.index(name)) & ((self.phases["end_s"] > 0) | (not over))]
 
     @property
     def waits(self) -> np.ndarray:

@@ -136,7 +136,7 @@ def blocks(timeline: Timeline, found: Arrivals | None, position: int, window: tu
     own = less(shown, waits)
     drawn: Blocks = []
     for name in INNER_FIRST:
-        rows = common(timeline.phase(name), own)
+        rows = common(timeline.phase(name, until_s=window[1]), own)
         drawn += [(PHASES.index(name), start, end) for start, end in rows]
         own = less(own, rows)
     drawn += [(PHASES.index(OTHER), start, end) for start, end in own]
