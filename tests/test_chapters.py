@@ -22,6 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B,
                                           ScheduleZBVZeroBubble)
+from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
                                                loss_parallel, parallelize_module)
 from torch.nn.parallel import DistributedDataParallel
@@ -30,7 +31,9 @@ from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
 from book.launch import launch
 from book.parallel import context, data, experts, hybrid, pipeline, sharded, tensor
-from book.simulate import simulate
+from book.replay import bubble
+from book.schedule import Action, PipelineSchedule
+from book.simulate import simulate, simulate_pipeline
 from tests.website import ROOT
 
 
@@ -122,6 +125,51 @@ def test_every_argument_of_torchs_pipelining_is_explained_with_its_default() -> 
         PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble)]
     assert set(named) == {str(p.replace(annotation=p.empty)) for parameters in signatures for p in parameters}
     assert len(named) == len(set(named))
+
+
+def order_by_torch(name: str, of_rank_0: list[int], num_stages: int, num_micro_batches: int) -> PipelineSchedule:
+    """An order of torch's, the two halves of each pair one after the other."""
+    import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+
+    dist.init_process_group("fake", rank=0, world_size=num_stages // len(of_rank_0))
+    try:
+        stages = [PipelineStage(nn.Linear(1, 1), number, num_stages, torch.device("cpu")) for number in of_rank_0]
+        ranks = get_schedule_class(name)(stages, num_micro_batches, loss_fn=nn.functional.mse_loss).pipeline_order
+    finally:
+        dist.destroy_process_group()
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    return PipelineSchedule(name, num_stages, num_micro_batches, [
+        Action(rank, one.stage_index, one.microbatch_index, kinds[one.computation_type.name])
+        for rank, actions in ranks.items() for both in filter(None, actions) for one in both.sub_actions or [both]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "name", "stages", "share", "held"), [
+    ("ZB-H1", "InterleavedZeroBubble", [0], 0.111, "$p$ on every rank"),
+    ("ZB-V", "ZBVZeroBubble", [0, 7], 0.059, "$p$ on every rank"),
+    ("DualPipeV", "DualPipeV", [0, 7], None, r"$p+\frac12$ on every rank")])
+def test_the_table_of_split_backwards_has_what_torchs_orders_have(
+        row: str, name: str, stages: list[int], share: float | None, held: str) -> None:
+    num_each = len(stages)
+    order = order_by_torch(name, stages, 4 * num_each, 8).check()
+    (line,) = [line for line in "\n".join(cells("86_pipelines_in_pytorch", "markdown")).splitlines()
+               if line.startswith(f"| {row} ")]
+    most = 4.5 if "frac" in held else 4
+    assert [peak / num_each for peak in order.peak_in_flight()] == [most] * 4 and line.endswith(f"| {held} |")
+    if share:
+        found = bubble(simulate_pipeline(order, 1 / num_each, 2 / num_each))
+        assert round(found.share, 3) == share and f"| {share} |" in line
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_the_table_of_number_formats_has_torchs_numbers(name: str) -> None:
+    found = torch.finfo(getattr(torch, name))
+    (line,) = re.findall(rf"^\| [^|]*, `{name}` (\|.*)$", (ROOT / "chapters/98_symbols.md").read_text("utf-8"), re.M)
+    bits, exponent, fraction, largest, step, *_ = (text.strip() for text in line.strip("|").split("|"))
+    assert int(bits) == found.bits == 1 + int(exponent) + int(fraction) and found.eps == 2.0 ** -int(fraction)
+    for text, exact in ((largest, found.max), (step, found.eps)):
+        ten = text.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")).replace(" · 10", "e").replace(",", "")
+        assert float(ten) in (exact, float(f"{exact:.1e}"))
 
 
 def test_every_argument_of_torchs_sharding_is_explained_with_its_default() -> None:
