@@ -22,7 +22,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from PIL import Image, ImageFont
 
 from book.authoring import slides
-from book.authoring.__main__ import main
+from book.authoring.__main__ import main, parser
 from book.authoring.figures import LEDGER, figures, table_of
 from book.authoring.lint import lint
 from book.authoring.normalise import WIDGET_VIEW, differences, normal_text
@@ -593,3 +593,12 @@ def test_slides_of_no_week_and_without_their_package_get_one_sentence(
     monkeypatch.setattr(slides, "camera", without_camera)
     assert main(["slides", "1", "-o", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{slides.MISSING}\n"
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "chapters/92_syllabus.md"])
+def test_commands_in_the_documents_can_be_read_by_the_parser(document: str) -> None:
+    text = (ROOT / document).read_text("utf-8")
+    commands = re.findall(r"python -m book\.authoring (slides\b|picture\b|\w+ [^`\n]+)", text)  # others are only named
+    assert commands
+    for command in commands:
+        parser().parse_args(command.split())
