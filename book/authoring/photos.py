@@ -6,9 +6,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
-from book.authoring.figures import Figure
-from book.widgets.registry import standalone
+if TYPE_CHECKING:  # whoever imports this module for `find_chromium` alone need not load Sphinx
+    from book.authoring.figures import Figure
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -17,7 +18,7 @@ PLAYER = ".lockstep-player"
 WIDTHS_PX = (760, 980, 1280)  # of the page: a widget lays itself out anew in each
 PLOT_PX = 760
 
-Camera = Callable[[Figure, float], bytes]
+Camera: TypeAlias = "Callable[[Figure, float], bytes]"
 
 
 def find_chromium() -> str | None:
@@ -28,6 +29,8 @@ def find_chromium() -> str | None:
 
 def page_of(figure: Figure) -> str:
     """The HTML of a page that shows a figure alone: a widget, or a plot's SVG as a file, since its links are XML's."""
+    from book.widgets.registry import standalone
+
     if figure.widget:
         return standalone(figure.widget, figure.title, figure.html)
     file = base64.b64encode(figure.html.encode()).decode()
