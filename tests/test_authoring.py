@@ -464,6 +464,7 @@ def test_what_is_no_such_picture_is_left_alone() -> None:
 FIGURES = {path.stem: figures(path) for path in sorted((ROOT / "chapters").glob("[01]*.ipynb"))}
 WEEKS = {week.number: week for week in weeks(SYLLABUS.read_text("utf-8"))}
 MM = 36_000  # in PowerPoint's units
+NARROW = 0.85  # the width of Calibri, the decks' type, to that of DejaVu Sans, by which tests measure
 
 
 @pytest.mark.parametrize("number", WEEKS)
@@ -516,6 +517,10 @@ def assert_whole(deck: Any) -> None:
                 text, [size] = shape.text_frame.text, {r.font.size for p in shape.text_frame.paragraphs for r in p.runs}
                 assert text.strip() and size.pt >= 12 and not re.search(r"\$|\{cite\}|\*\*|\]\(", text), text
                 assert drawn_height(text, size.pt, shape.width) < shape.height + 4 * MM, text
+            for row in shape.table.rows if shape.has_table else ():
+                for cell, column in zip(row.cells, shape.table.columns):
+                    width = column.width - cell.margin_left - cell.margin_right + 5 * MM  # `drawn_height` has margins
+                    assert drawn_height(cell.text_frame.text, NARROW * 11, width) < row.height, cell.text_frame.text
         for (a, b, c, d), (e, f, g, h) in combinations(boxes, 2):
             assert min(c, g) - max(a, e) < MM or min(d, h) - max(b, f) < MM, [s.name for s in slide.shapes]
 
@@ -547,6 +552,7 @@ def test_a_deck_has_the_weeks_figures_in_order_and_nothing_overflows(
         assert foot.hyperlink.address.startswith(f"https://example.org/chapters/{figure.page}.html")
         assert slide.notes_slide.notes_text_frame.text
     said = "\n".join(shape.text_frame.text for slide in deck.slides for shape in slide.shapes if shape.has_text_frame)
+    assert "\\" not in said and "and others" not in said  # of BibTeX
     assert all(plain(asked.question)[1:] in said for asked in week.shown())
     assert plain(week.fields["Answer"]) not in said  # it stands in the notes
     assert plain(week.fields["Answer"]) == deck.slides[len(wanted) + 1].notes_slide.notes_text_frame.text

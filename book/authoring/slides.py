@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ INSIDE = WIDTH - 2 * MARGIN
 FIGURE_TOP, FIGURE_END, FOOT_TOP = 1.25, 6.75, 6.85
 QUESTION_POINTS, QUESTION_IN = 24, {1: 0.6, 2: 1.0}  # its type, and the height of its box by lines
 TEXT_END = 6.7  # of a slide without a line at its foot
+TABLE_POINTS, HEAD_IN = 11, 0.5  # a table's type, and the height of its head, which has two lines
 LETTER = 0.56  # width of a letter, in heights of the type
 LINE = 1.25  # height of a line, in heights of the type
 INK, SOFT, BLUE, PALE = "1F2328", "59636E", "0B57D0", "E8F0FE"
@@ -112,14 +114,14 @@ class Deck:
         """A slide of the ledger's table; rows of its own chapter are marked."""
         rows, slide = table_of(figure), self.begin("The ledger", plain(figure.after))
         own = str(int(figure.page[:2]))
-        height = min(0.45, (FIGURE_END - FIGURE_TOP) / len(rows))
+        heights = [HEAD_IN] + [min(0.45, (FIGURE_END - FIGURE_TOP - HEAD_IN) / len(rows[1:]))] * len(rows[1:])
         shape = slide.shapes.add_table(len(rows), len(rows[0]), *map(_emu, (
-            MARGIN, FIGURE_TOP, INSIDE, height * len(rows))))
+            MARGIN, FIGURE_TOP, INSIDE, sum(heights))))
         shape.name = "ledger"
         for column, width in zip(shape.table.columns, _widths(rows)):
             column.width = _emu(width)
         for number, row in enumerate(rows):
-            shape.table.rows[number].height = _emu(height)
+            shape.table.rows[number].height = _emu(heights[number])
             for place, said in enumerate(row):
                 _cell(shape.table.cell(number, place), said, head=not number, own=row[0] == own)
         self.foot(slide, figure)
@@ -173,11 +175,11 @@ def sources(paths: Iterable[Path]) -> Iterator[str]:
     for key in cited("\n".join(texts)):
         entry = known[key]
         who = [" ".join(person.last_names) for person in entry.persons.get("author", [])]
-        several = f"{who[0]} et al." if len(who) > 2 else " and ".join(who)
+        several = f"{who[0]} et al." if len(who) > 2 or "others" in who else " and ".join(who)
         year, doi = entry.fields.get("year"), entry.fields.get("doi")
         where = entry.fields.get("url") or (f"https://doi.org/{doi}" if doi else "")
         said = [f"{several} ({year})" if year else several, entry.fields["title"], where]
-        yield ". ".join(filter(None, said)).replace("{", "").replace("}", "")
+        yield re.sub(r"[{}\\]", "", ". ".join(filter(None, said)))
 
 
 def num_lines(line: str, width: float, points: float) -> int:
@@ -206,8 +208,8 @@ def _emu(inches: float) -> int:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[float]:
-    """Of a table's columns: by their longest text, and of the head, which may take two lines, by its longest word."""
-    longest = [max(map(len, [*head.split(), *(row[place] for row in rows[1:])])) + 2
+    """Of a table's columns: by their longest text, and of the head, on two lines, by its longest word or half."""
+    longest = [max([len(head) // 2 + 2, *map(len, [*head.split(), *(row[place] for row in rows[1:])])]) + 2
                for place, head in enumerate(rows[0])]
     return [INSIDE * one / sum(longest) for one in longest]
 
@@ -232,4 +234,4 @@ def _cell(cell: Any, said: str, head: bool, own: bool) -> None:
     cell.margin_left = cell.margin_right = _emu(0.06)
     cell.fill.solid()
     cell.fill.fore_color.rgb = RGBColor.from_string(BLUE if head else PALE if own else "FFFFFF")
-    _write(cell.text_frame, [said], 12, "FFFFFF" if head else INK, bold=own)
+    _write(cell.text_frame, [said], TABLE_POINTS, "FFFFFF" if head else INK, bold=own)
