@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Unavailable
+from book.authoring.photos import ARGUMENTS, find_chromium
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 VIEWPORT = {"width": 1280, "height": 900}
 
 
 def find_browser() -> str:
     """The path of a Chromium, LOCKSTEP_BROWSER first; raises `Unavailable` if there is none."""
-    named = os.environ.get("LOCKSTEP_BROWSER", "")
-    found = next(filter(None, map(shutil.which, [named, *NAMES] if named else NAMES)), None)
+    found = find_chromium()
     if not found:
         raise Unavailable("no Chromium found: install chromium, or name one in LOCKSTEP_BROWSER")
     return found

@@ -1,30 +1,42 @@
 """The normal form, the lint and the runner for notebooks, and labs that are begun by a command."""
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
 import zlib
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import nbformat
 import numpy as np
 import pytest
 from matplotlib import image
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image, ImageFont
 
-from book.authoring.__main__ import main
+from book.authoring import slides
+from book.authoring.__main__ import main, parser
+from book.authoring.figures import LEDGER, figures, table_of
 from book.authoring.lint import lint
 from book.authoring.normalise import WIDGET_VIEW, differences, normal_text
 from book.authoring.notebooks import NotebookError, find, parse
+from book.authoring.photos import camera
 from book.authoring.png import shrunk
+from book.authoring.prose import plain
+from book.authoring.syllabus import SYLLABUS, weeks
 from book.grading.__main__ import main as grading
 from book.grading.lab import checks, code_cells, job, marks, points, read_lab
 from book.grading.lint import marked_wrongly
 from book.grading.reference import PATIENT
 from book.grading.run import PYTEST, run
+from tests.browser import find_browser
 from tests.website import ROOT
 
 
@@ -447,3 +459,152 @@ def test_what_is_no_such_picture_is_left_alone() -> None:
     ramp = np.arange(4096, dtype=np.uint16).astype(np.uint8).reshape(16, 64, 4)  # filters make this smaller
     for other in (b"", b"GIF89a", filtered(ramp, [1] * 16), filtered(ramp, [0] * 16)):
         assert shrunk(other) == other
+
+
+FIGURES = {path.stem: figures(path) for path in sorted((ROOT / "chapters").glob("[01]*.ipynb"))}
+WEEKS = {week.number: week for week in weeks(SYLLABUS.read_text("utf-8"))}
+MM = 36_000  # in PowerPoint's units
+NARROW = 0.85  # the width of Calibri, the decks' type, to that of DejaVu Sans, by which tests measure
+
+
+@pytest.mark.parametrize("number", WEEKS)
+def test_a_week_shows_figures_of_its_chapters_by_their_title_and_place(number: int) -> None:
+    week = WEEKS[number]
+    stored = {(figure.page, figure.title, figure.anchor) for name in week.chapters() for figure in FIGURES[name]}
+    assert week.shown() and {(shown.page, shown.label, shown.anchor) for shown in week.shown()} <= stored
+    assert all(text.strip().endswith("?") for text in (week.fields["Question"], week.fields["Discuss"]))
+
+
+def test_each_figure_has_a_title_and_a_widget_the_words_of_its_page() -> None:
+    found = [figure for stored in FIGURES.values() for figure in stored]
+    assert len(found) > 90 and all(figure.title for figure in found)
+    assert all(bool(figure.words) == bool(figure.widget) == (figure.picture is None) for figure in found)
+    ledgers = [figure for figure in found if figure.widget == LEDGER]
+    for chapter, ledger in enumerate(ledgers, 1):
+        head, *rows = table_of(ledger)
+        assert {len(row) for row in rows} == {len(head)} == {9} and rows[-1][0] == str(chapter)
+
+
+@pytest.mark.parametrize("markdown, said", [
+    (r"sends $2\tfrac{N-1}{N}n$, or $\frac78$ {cite}`li2020`.", "sends 2(N-1)/N n, or 7/8."),
+    ("**Bold**, *soft*, `x * y * z` and [a link](01_ranks.ipynb#groups)", "Bold, soft, x * y * z and a link"),
+    ("### Heading\n\n5 * 3 costs $5", "Heading\n\n5 * 3 costs $5")])
+def test_markdown_becomes_plain_text(markdown: str, said: str) -> None:
+    assert plain(markdown) == said
+
+
+def drawn_height(text: str, points: float, width: int) -> float:
+    """How high a text is in a box of this width, in PowerPoint's units, set in a wide type."""
+    pixels = 10 * points
+    font = ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), pixels)
+    room, num_lines = width / 12_700 * 10 - 144, 0
+    for paragraph in text.split("\n"):
+        num_lines, used = num_lines + 1, 0.0
+        for word in paragraph.split(" "):
+            length = font.getlength(word + " ")
+            num_lines += used > 0 and used + length > room
+            used = length if used + length > room else used + length
+    return num_lines * 1.2 * points * 12_700
+
+
+def assert_whole(deck: Any) -> None:
+    """No box is empty, outside its slide or over another one, and no text is higher than its box."""
+    for slide in deck.slides:
+        boxes = [(s.left, s.top, s.left + s.width, s.top + s.height) for s in slide.shapes]
+        for shape, (left, top, right, bottom) in zip(slide.shapes, boxes):
+            assert 0 <= left < right <= deck.slide_width and 0 <= top < bottom <= deck.slide_height, shape.name
+            if shape.has_text_frame:
+                text, [size] = shape.text_frame.text, {r.font.size for p in shape.text_frame.paragraphs for r in p.runs}
+                assert text.strip() and size.pt >= 12 and not re.search(r"\$|\{cite\}|\*\*|\]\(", text), text
+                assert drawn_height(text, size.pt, shape.width) < shape.height + 4 * MM, text
+            for row in shape.table.rows if shape.has_table else ():
+                for cell, column in zip(row.cells, shape.table.columns):
+                    width = column.width - cell.margin_left - cell.margin_right + 5 * MM  # `drawn_height` has margins
+                    assert drawn_height(cell.text_frame.text, NARROW * 11, width) < row.height, cell.text_frame.text
+        for (a, b, c, d), (e, f, g, h) in combinations(boxes, 2):
+            assert min(c, g) - max(a, e) < MM or min(d, h) - max(b, f) < MM, [s.name for s in slide.shapes]
+
+
+def without_camera() -> contextlib.AbstractContextManager[None]:
+    """In the place of a browser: none."""
+    return contextlib.nullcontext()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", WEEKS)
+def test_a_deck_has_the_weeks_figures_in_order_and_nothing_overflows(
+        number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine without a browser: plots as pictures, widgets as words."""
+    pptx = pytest.importorskip("pptx", reason="python-pptx is not installed: make test installs it")
+    monkeypatch.setattr(slides, "camera", without_camera)
+    [path] = slides.make([number], tmp_path, "https://example.org/")
+    week, deck = WEEKS[number], pptx.Presentation(str(path))
+    assert_whole(deck)
+    titles = [slide.shapes.title.text_frame.text for slide in deck.slides]
+    wanted = [figure for name in week.chapters() for figure in sorted(FIGURES[name], key=lambda f: f.widget == LEDGER)]
+    shown = ["The ledger" if figure.widget == LEDGER else figure.title for figure in wanted]
+    assert titles[:len(wanted) + 3] == [f"Week {number}. {week.title}", *shown, "Discuss", "To do"]
+    for figure, slide in zip(wanted, list(deck.slides)[1:]):
+        pictures = [shape for shape in slide.shapes if shape.name == "figure"]
+        assert [shape.image.blob for shape in pictures] == [figure.picture] * (figure.picture is not None)
+        assert any(shape.has_table for shape in slide.shapes) == (figure.widget == LEDGER)
+        foot = slide.shapes[-1].text_frame.paragraphs[0].runs[0]
+        assert foot.hyperlink.address.startswith(f"https://example.org/chapters/{figure.page}.html")
+        assert slide.notes_slide.notes_text_frame.text
+    said = "\n".join(shape.text_frame.text for slide in deck.slides for shape in slide.shapes if shape.has_text_frame)
+    assert "\\" not in said and "and others" not in said  # of BibTeX
+    assert all(plain(asked.question)[1:] in said for asked in week.shown())
+    assert plain(week.fields["Answer"]) not in said  # it stands in the notes
+    assert plain(week.fields["Answer"]) == deck.slides[len(wanted) + 1].notes_slide.notes_text_frame.text
+
+
+@pytest.mark.slow
+def test_a_deck_has_photographs_of_its_widgets_with_words_for_screen_readers(tmp_path: Path) -> None:
+    pptx = pytest.importorskip("pptx", reason="python-pptx is not installed: make test installs it")
+    find_browser()
+    assert main(["slides", "1", "-o", str(tmp_path)]) == 0
+    deck = pptx.Presentation(str(tmp_path / "week_01.pptx"))
+    assert_whole(deck)
+    pictures = [shape for slide in deck.slides for shape in slide.shapes if shape.name == "figure"]
+    wanted = [figure for figure in FIGURES["01_ranks"] if figure.widget != LEDGER]
+    for figure, picture in zip(wanted, pictures, strict=True):
+        told = picture._element.nvPicPr.cNvPr.get("descr")
+        assert told.startswith(figure.title) and all(line in told for line in figure.words)
+        with Image.open(io.BytesIO(picture.image.blob)) as image:
+            assert image.width > 700 and len(image.convert("RGB").getcolors(1 << 24)) > 20  # something is drawn
+
+
+def share(picture: bytes, color: tuple[int, int, int]) -> float:
+    """How much of a picture is of this colour, in thousandths."""
+    with Image.open(io.BytesIO(picture)) as image:
+        near = np.abs(np.asarray(image.convert("RGB")).astype(int) - color).max(axis=2) < 8
+    return 1000 * float(near.mean())
+
+
+@pytest.mark.slow
+def test_a_photograph_of_a_plot_has_all_its_marks() -> None:
+    find_browser()
+    [plot] = [figure for figure in FIGURES["13_slow_jobs"] if figure.title == "Published steps in bf16"]
+    with camera() as take:
+        photograph = take(plot, 2.0)
+    for color in ((0x9A, 0x6F, 0xC4), (0xC8, 0x61, 0x2E), (0x3D, 0x9A, 0x6D)):  # those that are drawn as marks alone
+        assert 0.7 < share(photograph, color) / share(plot.picture, color) < 1.6
+
+
+def test_slides_of_no_week_and_without_their_package_get_one_sentence(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["slides", "13", "-o", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "The syllabus has weeks 1 to 12, and no week 13.\n"
+    monkeypatch.setitem(sys.modules, "pptx", None)
+    monkeypatch.setattr(slides, "camera", without_camera)
+    assert main(["slides", "1", "-o", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{slides.MISSING}\n"
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "chapters/92_syllabus.md"])
+def test_commands_in_the_documents_can_be_read_by_the_parser(document: str) -> None:
+    text = (ROOT / document).read_text("utf-8")
+    commands = re.findall(r"python -m book\.authoring (slides\b|picture\b|\w+ [^`\n]+)", text)  # others are only named
+    assert commands
+    for command in commands:
+        parser().parse_args(command.split())

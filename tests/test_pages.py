@@ -21,12 +21,13 @@ from nbformat import NotebookNode
 from book.__main__ import COMMANDS
 from book.authoring import wayfinding
 from book.authoring.symbols import FORMULA, PAGE, ROW, chapters, first_uses, symbols_in
+from book.authoring.syllabus import SYLLABUS, weeks
 from book.authoring.wayfinding import PLAIN_WORDS, found_first, linked, pattern_of, with_words
 from book.cost.__main__ import _parser as planner_parser
 from book.grading import reference
 from book.grading.__main__ import parser
 from book.grading.handed_in import MAX_DEPTH
-from book.grading.lab import points, read_lab
+from book.grading.lab import needed, points, read_lab
 from book.grading.sandbox import Limits
 from book.grading.submission import MAX_BYTES
 from book.legacy import LegacyError, Overview, Row, ScriptError, Section, observe, observe_ranks, run_script
@@ -266,6 +267,46 @@ def test_the_plan_adds_up_and_names_every_chapter() -> None:
         assert sum(int(row[column] or 0) for row in rows) == int(total[column])
     read = re.findall(r"\((\w+)\.ipynb\)", "".join(row[1] for row in rows))
     assert read == [path.stem for path in sorted((ROOT / "chapters").glob("*.ipynb")) if path.stem < "80"]
+
+
+SYLLABUS_TEXT = SYLLABUS.read_text("utf-8")
+WEEKS = list(weeks(SYLLABUS_TEXT))
+
+
+def set_in(cell: str) -> list[tuple[str, list[int]]]:
+    """The labs, by name, and the exercises of each that a cell of the syllabus' tables sets."""
+    return [(name, [int(n) for n in numbers.split(", ")])
+            for name, numbers in re.findall(r"\(\.\./labs/(\w+)\.ipynb\): ([\d, ]*\d)", cell)]
+
+
+@pytest.mark.parametrize("first", ["Week", "Week of six", "Begin"])
+def test_the_syllabus_has_the_labs_points_and_sets_what_its_exercises_need(first: str) -> None:
+    *rows, total = table(SYLLABUS_TEXT, first)
+    for row in rows:
+        worth = 0
+        for name, numbers in set_in(row[-3]):
+            lab = read_lab(ROOT / "labs" / f"{name}.ipynb")
+            worth += sum(points(lab)[number] for number in numbers)
+            assert set().union(*(needed(lab, number) for number in numbers)) == set(numbers), row
+        assert worth == int(row[-2] or 0), row
+    for column in (-2, -1):
+        assert sum(float(row[column] or 0) for row in rows) == float(total[column])
+
+
+def test_weeks_of_the_syllabus_are_those_of_its_table_and_name_each_exercise_as_its_lab_does() -> None:
+    rows = table(SYLLABUS_TEXT, "Week")[:-1]
+    assert [(str(week.number), week.title) for week in WEEKS] == [(row[0], row[1]) for row in rows]
+    assert [name for week in WEEKS for name in week.chapters()] == [path.stem for path in LABS]  # in the story's order
+    for week, row in zip(WEEKS, rows):
+        assert list(week.fields) == ["Question", "Read", "Show", "Lab", "Afterwards", "Discuss", "Answer"], week.number
+        told = []
+        for name, said in re.findall(r"\(\.\./labs/(\w+)\.ipynb\): (.*?)\.(?= \[|$)", week.fields["Lab"]):
+            lab = read_lab(ROOT / "labs" / f"{name}.ipynb")
+            headings = dict(re.findall(r"^## (\d+)\. (.+)$", "\n".join(cell.source for cell in lab.cells), re.M))
+            numbers = [int(number) for number in re.findall(r"(?:^|; )(\d+)\. ", said)]
+            told.append((name, numbers))
+            assert said == "; ".join(f"{n}. {headings[str(n)]} ({points(lab)[n]})" for n in numbers)
+        assert told == set_in(row[3])
 
 
 def test_numbers_agree_in_file_names_headings_and_contents() -> None:

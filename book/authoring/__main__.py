@@ -1,4 +1,4 @@
-"""The command line: python -m book.authoring run | normalise | lint | new-lab | new-exercise | picture."""
+"""The command line: python -m book.authoring run | normalise | lint | new-lab | new-exercise | picture | slides."""
 from __future__ import annotations
 
 import argparse
@@ -52,6 +52,10 @@ def parser() -> argparse.ArgumentParser:
     for command in (lab, exercise):
         command.add_argument("--folder", type=Path, default=Path("labs"), help="where labs are (default labs)")
     commands.add_parser("picture", help="draw the README's picture from what chapter 3 stores")
+    slides = commands.add_parser("slides", help="make slides for weeks of the syllabus from the chapters' figures")
+    slides.add_argument("weeks", nargs="*", type=int, metavar="WEEK", help="numbers of weeks (default: all)")
+    slides.add_argument("-o", "--output", type=Path, default=Path("_build/slides"), help="folder (_build/slides)")
+    slides.add_argument("--site", default="", metavar="ADDRESS", help="the website's address: figures link to it")
     return result
 
 
@@ -113,7 +117,16 @@ def new_exercise(options: argparse.Namespace) -> int:
     return 0
 
 
-NEW = {"new-lab": new_lab, "new-exercise": new_exercise}
+def slides(options: argparse.Namespace) -> int:
+    """Write the decks of some weeks."""
+    from book.authoring.slides import make
+
+    for path in make(options.weeks, options.output, options.site):
+        print(f"wrote {path}")
+    return 0
+
+
+NEW = {"new-lab": new_lab, "new-exercise": new_exercise, "slides": slides}
 COMMANDS = {"run": run_one, "normalise": normalise_one, "lint": lint_one}
 
 if __name__ == "__main__":
