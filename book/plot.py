@@ -211,6 +211,32 @@ def spans(lanes: Mapping[str, Sequence[tuple[float, float]]], title: str = "") -
     return _closed(figure)
 
 
+def strokes(lanes: Mapping[str, Mapping[str, Sequence[float]]], *, bars: Mapping[str, tuple[float, float]] = {},
+            above: Mapping[str, float] = {}, marks: Mapping[str, float] = {}, labels: tuple[str, str] = ("", ""),
+            title: str = "") -> Figure:
+    """A lane for each name, with a stroke at each x of each kind, a colour for a kind, and one open bar from x to x.
+
+    `above` are ticks over the lanes, by name; `labels` are those of both axes, below and above. Each of `marks` is a
+    dotted line with its name.
+    """
+    figure, axes = blank(1.3 + 0.4 * len(lanes), title, labels[0])
+    kinds = list(dict.fromkeys(kind for lane in lanes.values() for kind in lane))
+    for place, kind in enumerate(kinds):
+        axes.eventplot([lane.get(kind, ()) for lane in lanes.values()], linelengths=0.3 if place else 0.7,
+                       colors=SERIES[place % len(SERIES)], linewidths=1.5)
+        axes.plot([], [], color=SERIES[place % len(SERIES)], linewidth=4, label=kind)
+    for name, (start, end) in bars.items():
+        axes.barh(list(lanes).index(name), end - start, 0.7, start, fill=False, edgecolor=INK)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.invert_yaxis()
+    _mark(axes, marks)
+    upper = axes.secondary_xaxis("top", color=INK)
+    upper.set_xticks(list(above.values()), list(above), fontsize=TEXT)
+    upper.set_xlabel(labels[1], fontsize=TEXT)
+    legend(figure)
+    return _closed(figure)
+
+
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 
