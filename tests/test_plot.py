@@ -47,10 +47,10 @@ def test_strokes_stand_in_their_lanes_and_a_kind_has_one_colour():
     figure = plot.strokes({"a": {"done": [1.0, 2.0], "lost": []}, "b": {"done": [3.0], "lost": [4.0]}},
                           bars={"b": (0.5, 2.5)}, above={"7": 2.0}, marks={"killed": 1.5}, labels=("s", "step"))
     axes = figure.axes[0]
-    drawn = [(lines.get_lineoffset(), lines.get_positions()) for lines in axes.collections]
-    assert drawn == [(0, [1.0, 2.0]), (1, [3.0]), (0, []), (1, [4.0])]
-    colors = [tuple(lines.get_color()) for lines in axes.collections]
-    assert colors[0] == colors[1] != colors[2] == colors[3]
+    done, lost = (line for line in axes.lines if line.get_label() in ("done", "lost"))
+    starts = [(x, (low + high) / 2) for line in (done, lost)
+              for x, low, high in zip(line.get_xdata()[::3], line.get_ydata()[::3], line.get_ydata()[1::3])]
+    assert starts == [(1, 0), (2, 0), (3, 1), (4, 1)] and done.get_color() != lost.get_color()
     (bar,) = axes.patches
     assert (bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) == (0.5, 2.0, 1.0)
     (upper,) = axes.child_axes
