@@ -36,7 +36,8 @@ class Replicas:
         self.told: list[Any] = []
         self.processes: list[BaseProcess] = []
         self._of: dict[int, BaseProcess] = {}
-        self._open: list[Connection] = []
+        self._lines: list[Connection] = []  # a process ends when its line is closed
+        self._open: list[Connection] = []  # those of replicas that have not ended
         self._min_replicas = min_replicas
 
     def __enter__(self) -> Replicas:
@@ -44,10 +45,10 @@ class Replicas:
             raise ModuleNotFoundError("replicas need torchft: python -m pip install -r requirements-frameworks.txt",
                                       name="torchft")
         try:
-            self._kept, _ = self._fork(_be_lighthouse, self._min_replicas)  # the lighthouse ends with this pipe
-            if not self._kept.poll(LIMIT_S):
+            line, _ = self._fork(_be_lighthouse, self._min_replicas)
+            if not line.poll(LIMIT_S):
                 raise TimeoutError(f"the lighthouse has not started within {LIMIT_S:.0f} s")
-            self.lighthouse: str = self._kept.recv()
+            self.lighthouse: str = line.recv()
         except BaseException:
             self.__exit__()
             raise
@@ -58,7 +59,7 @@ class Replicas:
             process.kill()
         for process in self.processes:
             process.join()
-        for line in (*self._open, self._kept):
+        for line in self._lines:
             line.close()
 
     def start(self, replica: int, program: Callable[..., None] = train, **options: Any) -> None:
@@ -101,6 +102,7 @@ class Replicas:
         ours, theirs = Pipe()
         process = forked.start(target, theirs, *arguments)
         self.processes.append(process)
+        self._lines.append(ours)
         theirs.close()
         return ours, process
 
