@@ -114,7 +114,7 @@ $(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.t
 	@touch $(BOOK_STAMP) $@
 
 $(MORE_STAMP): requirements-frameworks.txt $(ALL_STAMP)
-	@echo "== Installing the frameworks that chapter 14 runs, and what makes slides"
+	@echo "== Installing the frameworks that chapter 14 runs, torchft, and what makes slides"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
 	@touch $@
 

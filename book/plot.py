@@ -211,6 +211,35 @@ def spans(lanes: Mapping[str, Sequence[tuple[float, float]]], title: str = "") -
     return _closed(figure)
 
 
+def strokes(lanes: Mapping[str, Mapping[str, Sequence[float]]], *, bars: Mapping[str, tuple[float, float]] = {},
+            above: Mapping[str, float] = {}, marks: Mapping[str, float] = {}, labels: tuple[str, str] = ("", ""),
+            title: str = "") -> Figure:
+    """A lane for each name, with a stroke at each x of each kind, a colour for a kind, and one open bar from x to x.
+
+    `above` are ticks over the lanes, by name; `labels` are those of both axes, below and above. Each of `marks` is a
+    dotted line with its name.
+    """
+    figure, axes = blank(1.3 + 0.4 * len(lanes), title, labels[0])
+    kinds = list(dict.fromkeys(kind for lane in lanes.values() for kind in lane))
+    for place, kind in enumerate(kinds):
+        half = 0.15 if place else 0.35
+        # One broken line takes a tenth of the room of a line for each stroke.
+        points = [point for y, lane in enumerate(lanes.values()) for x in lane.get(kind, ())
+                  for point in ((x, y - half), (x, y + half), (math.nan, math.nan))]
+        axes.plot([x for x, _ in points], [y for _, y in points], color=SERIES[place % len(SERIES)], linewidth=1.5,
+                  label=kind)
+    for name, (start, end) in bars.items():
+        axes.barh(list(lanes).index(name), end - start, 0.7, start, fill=False, edgecolor=INK)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.invert_yaxis()
+    _mark(axes, marks)
+    upper = axes.secondary_xaxis("top", color=INK)
+    upper.set_xticks(list(above.values()), list(above), fontsize=TEXT)
+    upper.set_xlabel(labels[1], fontsize=TEXT)
+    legend(figure)
+    return _closed(figure)
+
+
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 

@@ -1,14 +1,16 @@
 """A pytest plugin: the two marks, the order in which tests begin, and what a slow day leaves out.
 
 A test marked `slow` runs in `make test-all` alone. `browser` is put on every test that asks for a browser or for the
-built website. With BEGIN_UNTIL in the environment, in seconds since 1970, a module, class or notebook that has not
-begun by then is skipped, and named; the next run in the same folder begins with what has waited longest.
+built website. A notebook is skipped where a package is missing that its system may not have. With BEGIN_UNTIL in the
+environment, in seconds since 1970, a module, class or notebook that has not begun by then is skipped, and named; the
+next run in the same folder begins with what has waited longest.
 """
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 BEGIN_UNTIL = "LOCKSTEP_BEGIN_UNTIL"
 LEFT_OUT = Path(__file__).parents[1] / "_build" / "left_out"  # a line each, the one that has waited longest first
 WHY = "left out: it had not begun in time"
+NEEDS = {"89_quorum.ipynb": "torchft"}  # what a notebook needs that some systems can't have
 WITH_PAGES = {"browser", "chromium", "site", "site_url", "bare_site"}
 
 
@@ -26,6 +29,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if WITH_PAGES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.browser)
+        needed = NEEDS.get(item.path.name)
+        if needed and not find_spec(needed):
+            item.add_marker(pytest.mark.skip(reason=missing(needed)))
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)
@@ -33,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = sorted(scopes, key=lambda scope: (waiting.index(scope) if scope in waiting else len(waiting),
                                               *_shortness(scopes[scope])))
     items[:] = [item for scope in order for item in scopes[scope]]
+
+
+def missing(package: str) -> str:
+    """Why a test that needs this package is skipped."""
+    return (f"{package} is not installed: python -m pip install -r requirements-frameworks.txt (make test does, where "
+            "there is a wheel)")
 
 
 def _shortness(tests: list[pytest.Item]) -> tuple[bool, int]:

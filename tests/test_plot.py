@@ -43,6 +43,21 @@ def test_an_operation_that_never_completed_is_an_open_bar():
     assert waiting.get_facecolor()[3] == 0 < done.get_facecolor()[3]
 
 
+def test_strokes_stand_in_their_lanes_and_a_kind_has_one_colour():
+    figure = plot.strokes({"a": {"done": [1.0, 2.0], "lost": []}, "b": {"done": [3.0], "lost": [4.0]}},
+                          bars={"b": (0.5, 2.5)}, above={"7": 2.0}, marks={"killed": 1.5}, labels=("s", "step"))
+    axes = figure.axes[0]
+    done, lost = (line for line in axes.lines if line.get_label() in ("done", "lost"))
+    starts = [(x, (low + high) / 2) for line in (done, lost)
+              for x, low, high in zip(line.get_xdata()[::3], line.get_ydata()[::3], line.get_ydata()[1::3])]
+    assert starts == [(1, 0), (2, 0), (3, 1), (4, 1)] and done.get_color() != lost.get_color()
+    (bar,) = axes.patches
+    assert (bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) == (0.5, 2.0, 1.0)
+    (upper,) = axes.child_axes
+    assert [tick.get_text() for tick in upper.get_xticklabels()] == ["7"] and upper.get_xlabel() == "step"
+    assert figure.number not in plot.plt.get_fignums()
+
+
 def test_a_figure_is_closed_and_transparent():
     figure = plot.timeline(TRACE)
     assert figure.number not in plot.plt.get_fignums()

@@ -74,6 +74,17 @@ def test_slow_modules_begin_first_the_longest_before_the_others(pytester: pytest
     assert [re.split("[._]", nodeid)[1] for nodeid in order(run())] == ["c", "c", "b", "a", "a", "a"]
 
 
+def test_a_notebook_is_skipped_where_its_package_is_missing(pytester: pytest.Pytester, run: Any,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "NEEDS", {"test_a.py": "no_such_package", "test_b.py": "pytest"})
+    pytester.makepyfile(test_a="def test_one(): pass\n", test_b="def test_two(): pass\n")
+    passed, skipped, failed = run().listoutcomes()
+    assert [report.nodeid for report in passed] == ["test_b.py::test_two"] and not failed
+    assert [report.nodeid for report in skipped] == ["test_a.py::test_one"]
+    assert "no_such_package is not installed: python -m pip install -r" in str(skipped[0].longrepr)
+    assert all((ROOT / "chapters" / name).is_file() for name in ("89_quorum.ipynb",))
+
+
 def test_what_begins_too_late_is_skipped_named_and_first_the_next_time(pytester: pytest.Pytester, run: Any,
                                                                        monkeypatch: pytest.MonkeyPatch,
                                                                        capsys: pytest.CaptureFixture[str]) -> None:

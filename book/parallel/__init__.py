@@ -16,6 +16,8 @@
     axes            FiveAxes: Hybrid with sequences cut over cp, and experts folded over dp and cp
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
     compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
+    quorum          one replica of a training that goes on when another dies, with torchft
+    replicas        Replicas: such replicas as processes, started, killed and heard one by one; the run replayed by one
     checked         argument checks, kept apart from the code that chapters show
 """
 from book.extras import needed_by
