@@ -16,6 +16,7 @@
     axes            FiveAxes: Hybrid with sequences cut over cp, and experts folded over dp and cp
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
     compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
+    weights         pieces, buckets, WeightSender, WeightReceiver: a trainer's weights on their way to generators
     checked         argument checks, kept apart from the code that chapters show
 """
 from book.extras import needed_by
