@@ -1,8 +1,8 @@
-"""L2: weights on their way from a trainer to generators, which hold them cut in another way, as chapter 07 has it.
+"""L2: weights on their way from a trainer to generators, which hold them cut in another way: reinforcement learning.
 
-In reinforcement learning a trainer changes a model and generators draw samples from it, so after a step its weights
-travel. What each rank of a generator needs is worked out once, as pieces of tensors. Pieces between the same two ranks
-go together, in buckets, and each bucket says of which version it is.
+A trainer changes a model and generators draw samples from it, so after a step its weights travel. What each rank of a
+generator needs is worked out once, as pieces of tensors. Pieces between the same two ranks go together, in buckets, and
+each bucket says of which version it is.
 
 Shapes: a bucket's message has 8 bytes for the version, then those of its pieces.
 """
