@@ -19,6 +19,7 @@ with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK = "#707a89"
@@ -195,6 +196,33 @@ def groups(rows: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Figu
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
+    return _closed(figure)
+
+
+def matrices(parts: Mapping[str, Sequence[tuple[str, int, int, int, int]]], title: str = "") -> Figure:
+    """Matrices side by side and to scale, each from its parts: (whose, first row, first column, rows, columns).
+
+    What belongs to the same one has the same colour, in all matrices; a matrix has its name below it.
+    """
+    right = [max(left + width for _, _, left, _, width in own) for own in parts.values()]
+    depth = max(top + height for own in parts.values() for _, top, _, height, _ in own)
+    gap = 0.04 * sum(right)
+    across = sum(right) + gap * (len(right) - 1)
+    figure, axes = blank(0.8 + 0.94 * WIDTH * depth / across, title)
+    owners = sorted({whose for own in parts.values() for whose, *_ in own})
+    start, named = 0.0, set()
+    for (name, own), width in zip(parts.items(), right):
+        for whose, top, left, rows, columns in own:
+            axes.add_patch(Rectangle((start + left, top), columns, rows, label=None if whose in named else whose,
+                                     facecolor=SERIES[owners.index(whose) % len(SERIES)]))
+            named.add(whose)
+        bottom = max(top + rows for _, top, _, rows, _ in own)
+        axes.annotate(name, (start + width / 2, bottom), xytext=(0, -3), textcoords="offset points", ha="center",
+                      va="top", color=INK, fontsize=TEXT)
+        start += width + gap
+    axes.set(xlim=(0, across), ylim=(depth + 0.3 * gap + across * ROW / WIDTH, 0), aspect="equal")
+    axes.axis("off")
+    legend(figure)
     return _closed(figure)
 
 

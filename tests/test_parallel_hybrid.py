@@ -21,6 +21,9 @@ from book.parallel.context import gathered_attention, positions, ring_attention,
 from book.parallel.experts import bytes_sent
 from book.parallel.hybrid import Hybrid, clip_gradients
 from book.parallel.stage import GPTStage
+from book.parallel.tensor import split_gpt
+from book.parallel.weights import (VERSION_BYTES, TornError, WeightReceiver, WeightSender, agreed_cuts, buckets,
+                                   message_bytes, pieces)
 from book.record import paused
 from tests.by_value import sent_by_value
 from tests.hybrid import (CONFIG, LAYOUTS, LEARNING_RATE, MIXED, NUM_MICRO_BATCHES, NUM_STEPS, adamw, alone, batch,
@@ -317,3 +320,156 @@ def test_what_can_not_be_folded_is_refused_before_anything_is_sent():
             (mixed, mesh, {"ep": 2, "zero_stage": 1}, ValueError, "ZeRO is for models without experts")):
         with pytest.raises(error, match=words):
             FiveAxes(gpt, on, MICRO_BATCHES, adamw, **options)
+
+
+# Weights from a trainer to generators
+TRAINER, GENERATORS = (0, 1), ((2,), (3,))
+VERSIONS = 3
+
+
+def on_its_way(max_bytes, whole_config):
+    """In a rank: the model, which ranks 0 and 1 have cut, and the plan; every rank draws from its own seed."""
+    dist.init_process_group()
+    with paused():
+        gpt = GPT.seeded(whole_config, dist.get_rank()).to(rank_device())
+        whole, group = dict(gpt.named_parameters()), dist.new_group(TRAINER)
+        if dist.get_rank() in TRAINER:
+            split_gpt(gpt, group)
+        return gpt, buckets(pieces(whole, agreed_cuts(gpt, TRAINER[0]), TRAINER, GENERATORS), max_bytes)
+
+
+def versions_sent(gpt, plan):
+    """In a rank of the trainer: send versions 0 to 3, and return each."""
+    sender, optimizer, found = WeightSender(gpt, plan), adamw(gpt.parameters()), []
+    for version in range(VERSIONS + 1):
+        if version:
+            with paused():
+                inputs, targets = (tensor.to(rank_device()) for tensor in batch(version - 1))
+                gpt.loss(gpt(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        sender.send(version)
+        found.append(weights_of(gpt))
+    sender.wait()
+    return found
+
+
+def weights_of(gpt):
+    return {name: p.detach().cpu().clone() for name, p in gpt.named_parameters()}
+
+
+def transferred(max_bytes, config):
+    """In a rank: each version; of a generator also what it holds after half of the buckets, and what it says of it.
+
+    Generator 2 has two buffers, generator 3 has one.
+    """
+    gpt, plan = on_its_way(max_bytes, config)
+    if dist.get_rank() in TRAINER:
+        return plan, versions_sent(gpt, plan)
+    receiver, whole, halfway = WeightReceiver(gpt, plan, double=dist.get_rank() == 2), [], []
+    for _ in range(VERSIONS + 1):
+        half = len(receiver.buckets) // 2
+        for bucket in receiver.buckets[:half]:
+            receiver.take(bucket)
+        try:
+            says = receiver.version
+        except TornError as error:
+            says = str(error)
+        halfway.append((says, weights_of(gpt), receiver.of_tensors()))
+        for bucket in receiver.buckets[half:]:
+            receiver.take(bucket)
+        whole.append((receiver.version, weights_of(gpt)))
+    return whole, halfway
+
+
+def sent_alone(config):
+    """Versions 0 to 3 of one process that starts from rank 0's weights."""
+    gpt, found = GPT.seeded(config, 0), []
+    optimizer = adamw(gpt.parameters())
+    for version in range(VERSIONS + 1):
+        if version:
+            GPT.loss(gpt(batch(version - 1)[0]), batch(version - 1)[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(weights_of(gpt))
+    return found
+
+
+ODD = GPTConfig(vocab_size=19, context=4, num_layers=2, num_heads=2, width=10, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def transfer():
+    return launch(transferred, 4, 3000, ODD, record=True)
+
+
+@pytest.mark.slow
+def test_a_generator_has_the_trainers_weights_bit_for_bit_and_those_of_one_process(transfer):
+    alone_s = sent_alone(ODD)
+    (plan, first), (_, second) = transfer[:2]
+    cut = {piece.name: piece.dim for bucket in plan for piece in bucket}
+    for whole, _ in transfer[2:]:
+        for version, (says, weights) in enumerate(whole):
+            assert says == version
+            for name, weight in weights.items():
+                parts = [first[version][name], second[version][name]]
+                assert weight.equal(parts[0] if cut[name] is None else torch.cat(parts, cut[name])), name
+                assert (weight - alone_s[version][name]).abs().max() < 1e-12
+    moved = alone_s[0]["blocks.0.mlp.up.weight"] - alone_s[3]["blocks.0.mlp.up.weight"]
+    assert moved.abs().max() > 1e-3
+
+
+@pytest.mark.slow
+def test_what_travels_is_the_plan_and_8_bytes_a_bucket(transfer):
+    plan = transfer[0][0]
+    whole_bytes = sum(weight.nbytes for weight in transfer[2][0][0][1].values())
+    for dst in (2, 3):
+        mine = [bucket for bucket in plan if bucket[0].dst == dst]
+        got = [event.num_bytes for event in transfer.trace.events if event.kind == "send" and event.peer == dst]
+        assert sum(got) == (VERSIONS + 1) * (whole_bytes + VERSION_BYTES * len(mine))
+        assert sorted(got) == sorted(map(message_bytes, mine * (VERSIONS + 1)))
+    alike = {src: sum(p.num_bytes for b in plan for p in b if p.dim is None and p.src == src) for src in TRAINER}
+    assert alike[0] == alike[1], "what both ranks of the trainer hold is sent by one to each generator"
+
+
+@pytest.mark.slow
+def test_one_buffer_is_torn_halfway_and_says_so_and_two_are_not(transfer):
+    for version in range(1, VERSIONS + 1):
+        says, weights, _ = transfer[2][1][version]
+        assert says == version - 1
+        assert all(weight.equal(transfer[2][0][version - 1][1][name]) for name, weight in weights.items())
+        says, weights, of_tensors = transfer[3][1][version]
+        assert f"of the versions {version - 1}, {version}:" in says
+        assert {frozenset(found) for found in of_tensors.values()} >= {frozenset([version - 1]), frozenset([version])}
+        for name, found in of_tensors.items():
+            for other in (version - 1, version):  # a tensor is another version's exactly where it says so
+                same = weights[name].equal(transfer[3][0][other][1][name])
+                assert same == (found == {other}), (name, other)
+    assert transfer[2][1][0][0] is None and "versions 0, None" in transfer[3][1][0][0]
+
+
+@pytest.mark.parametrize(("trainer", "generators"), [((0, 1), ((2,), (3,))), ((0, 1, 2), ((3, 4), (5,))),
+                                                     ((0,), ((1, 2, 3),)), ((0, 1), ((2, 3), (4, 5), (6, 7, 8)))])
+@pytest.mark.parametrize("max_bytes", [1, 500, 10**9])
+def test_a_plan_brings_each_rank_its_part_exactly_once(trainer, generators, max_bytes):
+    """Without processes: the tensors of the trainer's ranks are cut here, and pieces copied from one to another."""
+    whole = {"a": torch.randn(7, 5), "b": torch.randn(5, 11), "c": torch.randn(3)}
+    cuts = {"a": 0, "b": 1, "c": None}
+
+    def held(ranks, place):
+        return {name: t if cuts[name] is None else t.tensor_split(len(ranks), cuts[name])[place]
+                for name, t in whole.items()}
+
+    plan = buckets(pieces(whole, cuts, trainer, generators), max_bytes)
+    for generator in generators:
+        for place, dst in enumerate(generator):
+            wanted = held(generator, place)
+            found = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+            for piece in (piece for bucket in plan for piece in bucket if piece.dst == dst):
+                mine = held(trainer, trainer.index(piece.src))[piece.name]
+                piece.place_in(found[piece.name]).add_(piece.sent_of(mine))
+                assert piece.num_bytes == piece.sent_of(mine).nbytes
+            assert all(found[name].equal(tensor) for name, tensor in wanted.items())
+    for bucket in plan:
+        assert len({(piece.src, piece.dst) for piece in bucket}) == 1
+        assert len(bucket) == 1 or message_bytes(bucket) <= max_bytes + VERSION_BYTES

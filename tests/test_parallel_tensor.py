@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
 from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, load_text
+from book.parallel.asynchronous import gathered_product, scattered_product
 from book.parallel.model import Attention
 from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding,
                                   all_gather_then_reduce_scatter, all_reduce_then_identity, first_of_shard,
@@ -560,3 +561,74 @@ def test_a_split_model_works_without_gradients_too() -> None:
     alone = GPT.loss(GPT.seeded(CONFIG, 0)(inputs), targets).item()
     for ways in WAYS.values():
         assert list(launch(answered, 2, ways)) == pytest.approx([alone] * 2, abs=1e-12)
+
+
+def in_hops(rows: int) -> tuple[torch.Tensor, ...]:
+    """In a rank: both products in hops, and what the library's gather and sum make of the same numbers.
+
+    Whole numbers, so that every order of additions gives the same.
+    """
+    dist.init_process_group()
+    rank, world_size, device = dist.get_rank(), dist.get_world_size(), rank_device()
+    generator = torch.Generator().manual_seed(rank)
+    x, a, h, b = (torch.randint(-9, 10, shape, generator=generator).double().to(device)
+                  for shape in ((rows, 5), (5, 3), (rows * world_size, 3), (3, 5)))
+    whole = [torch.empty_like(x) for _ in range(world_size)]
+    found = gathered_product(x, a), scattered_product(h, b)
+    dist.all_gather(whole, x)
+    total = h @ b
+    dist.all_reduce(total)
+    return tuple(tensor.cpu() for tensor in (*found, torch.cat(whole) @ a, total.chunk(world_size)[rank]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "rows"), [(1, 2), (2, 3), (4, 2), (5, 1)])
+def test_products_in_hops_are_those_of_a_gather_and_a_sum_and_send_as_much(world_size: int, rows: int) -> None:
+    run = launch(in_hops, world_size, rows, record=True)
+    for rank, (gathered, scattered, wanted_rows, wanted_sum) in enumerate(run):
+        assert gathered.equal(wanted_rows) and scattered.equal(wanted_sum)
+        sent = [event for event in run.trace.of_rank(rank) if event.kind == "send"]
+        assert [event.num_bytes for event in sent] == [8 * rows * 5] * 2 * (world_size - 1)
+        assert {event.peer for event in sent} <= {(rank + 1) % world_size}
+
+
+class Late:
+    """What stands for `pass_on` where nothing is sent: it notes what happens between the start and the wait."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def __call__(self, tensor: torch.Tensor, group: object = None) -> Any:
+        self.notes.append("start")
+        return lambda: (self.notes.append("wait"), tensor)[1]
+
+
+class Noted:
+    """A weight that notes when it is multiplied."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def __rmatmul__(self, x: torch.Tensor) -> torch.Tensor:
+        self.notes.append("product")
+        return x
+
+
+@pytest.mark.parametrize(("product", "wanted"), [
+    (gathered_product, ["start", "product", "wait"] * 2 + ["product"]),
+    (scattered_product, ["product"] + ["start", "product", "wait"] * 2)])
+def test_each_hop_is_under_way_while_a_product_is_computed(product: Any, wanted: list[str],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("book.parallel.asynchronous.pass_on", Late(notes))
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 3)
+    product(torch.ones(3, 2), Noted(notes))
+    assert notes == wanted
+
+
+def test_rows_that_ranks_can_not_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4)
+    with pytest.raises(ValueError, match="4 ranks can't share 6 rows equally"):
+        scattered_product(torch.ones(6, 2), torch.ones(2, 2))

@@ -100,6 +100,19 @@ def test_stacked_bars_end_in_their_sum_and_others_in_their_value():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 3"]
 
 
+def test_matrices_stand_side_by_side_and_what_belongs_to_one_has_one_colour():
+    figure = plot.matrices({"up": [("rank 0", 0, 0, 4, 3), ("rank 1", 4, 0, 4, 3)],
+                            "down": [("rank 1", 0, 2, 3, 2), ("rank 0", 0, 0, 3, 2)]})
+    axes = figure.axes[0]
+    upper, lower, right, left = axes.patches
+    assert upper.get_facecolor() == left.get_facecolor() != lower.get_facecolor() == right.get_facecolor()
+    assert (upper.get_height(), upper.get_width(), lower.get_y()) == (4, 3, 4)
+    assert right.get_x() == left.get_x() + 2 > upper.get_x() + 3, "the second matrix is beside the first"
+    assert [text.get_text() for text in axes.texts] == ["up", "down"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rank 0", "rank 1"]
+    assert axes.get_aspect() == 1 and axes.yaxis_inverted()
+
+
 def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_legend():
     figure = plot.graph({"4 ranks": ([1, 2], [0.75, 0.6])}, {"4 ranks": ([1, 2], [0.75, 0.6]), "alone": ([1], [0.5])},
                          xlabel="micro-batches", ylabel="idle", units=("", "%"), log="x")

@@ -24,6 +24,7 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     meshes               labs 6, 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid               lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps         labs 7, 10: what a step was built from, its losses and updates, what it sent; torch's own parts
+    resharding           lab 7: which pieces of a cut dimension go from a trainer's ranks to a generator's
     planner              lab 10: what a rank of a layout holds and sends, the seconds of a step
     best_layout          lab 10: the layout to choose
     multi_host           lab 11: variables of ranks on several hosts, a measured link, what crosses, who shares a card

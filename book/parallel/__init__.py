@@ -14,10 +14,12 @@
     context         context parallelism: ring_attention and its rivals, ContextParallel
     experts         expert parallelism: routing, dispatch and combine by all-to-all, MoE and ExpertParallel
     axes            FiveAxes: Hybrid with sequences cut over cp, and experts folded over dp and cp
+    asynchronous    asynchronous tensor parallelism: a gather or reduce-scatter in hops, each beside a part of a product
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
     compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
     quorum          one replica of a training that goes on when another dies, with torchft
     replicas        Replicas: such replicas as processes, started, killed and heard one by one; the run replayed by one
+    weights         pieces, buckets, WeightSender, WeightReceiver: a trainer's weights on their way to generators
     checked         argument checks, kept apart from the code that chapters show
 """
 from book.extras import needed_by
