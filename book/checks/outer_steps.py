@@ -18,11 +18,14 @@ from book.checks.verdict import CheckFailed, agree, dense, finite, held, likelie
 class Noted(NamedTuple):
     """A rank's run: what it returned, places of its gradients, ends of its inner steps, what these remembered.
 
+    `given` are the gradients that it got, `used` those with which its inner steps were made, None where there was none.
     `last` is where its parameter is in the end, `num_with_graph` how many tensors it returned with autograd's graph.
     """
 
     history: Any
     asked: Sequence[Any]
+    given: Sequence[Any]
+    used: Sequence[Any]
     ended: Sequence[Any]
     remembered: Sequence[int]
     last: Any
@@ -75,9 +78,30 @@ def _inner_steps(rank: int, noted: Noted, outer: Outer) -> None:
                  "optimizer keeps its moments, from the first step to the last")))
     require(len(noted.asked) == wanted, f"rank {rank}: gradient was called {len(noted.asked)} times for {wanted} "
             "steps: call it once for each")
+    for step in range(wanted):
+        _inner_step(rank, noted, step, outer)
     lost = next((step for step, count in enumerate(noted.remembered) if step and not count), None)
     refuse(lost, f"rank {rank}: before step {lost} the inner optimizer has forgotten its moments: only the outer "
            "optimizer belongs to the agreement, so leave the inner one's state alone")
+
+
+def _inner_step(rank: int, noted: Noted, step: int, outer: Outer) -> None:
+    """A step must begin where the one before it in its round has ended, and take its own gradient."""
+    began, where = step - step % outer.every, f"rank {rank}, inner step {step + 1}: "
+    if step > began and not agree(noted.asked[step], noted.ended[step - 1]):
+        raise CheckFailed(where + "its gradient is not that of where the step before has ended: " + likeliest(
+            (agree(noted.asked[step], noted.asked[began]), "gradient gets what was agreed on in every step of the "
+             "round; give it the parameter, which moves"), (True, "call gradient(parameter) once the step is made")))
+    given, used = noted.given[step], noted.used[step]
+    if not agree(used, given):
+        summed = [sum(map(dense, noted.given[first:step + 1])) for first in (0, began)]
+        raise CheckFailed(where + likeliest(
+            (used is None, "parameter.grad is None: put the gradient there before you call inner.step()"),
+            (any(agree(used, each) for each in summed), "gradients have been added up: put the new one into "
+             "parameter.grad in place of the old one"),
+            (agree(used, dense(given) / outer.every), "the gradient is divided by the number of inner steps: each of "
+             "them takes the whole of its own"),
+            (True, "what is in parameter.grad is not what gradient(parameter) has given")))
 
 
 def _history(rank: int, noted: Noted, first: np.ndarray, outer: Outer) -> list[np.ndarray]:
@@ -111,6 +135,9 @@ def _outer_step(found: Sequence[Sequence[np.ndarray]], ends: np.ndarray, agreed:
     was, right = agreed[number], agreed[number] - _move(_deltas(ends, agreed, number).mean(0), outer)
     for rank, history in enumerate(found):
         if not agree(finite(rank, "what was agreed on", history[number]), right, right - was):
+            next_end = ends[rank, number + 1] if number + 1 < outer.num_rounds else None
+            refuse(agree(next_end, history[number]), f"rank {rank}: what it returns for round {number + 1} has gone on "
+                   "to train in the next round: copy the numbers into the parameter, or return a copy of them")
             later = [_fitting(history[at], ends, agreed, rank, at, outer) for at in range(number, outer.num_rounds)]
             lasting = [said for said in later[0] if all(said in fitting for fitting in later)]
             raise CheckFailed(f"rank {rank}, round {number + 1}: " + next(iter(lasting + later[0]), "this is not the "
@@ -147,7 +174,8 @@ def _speeds(deltas: np.ndarray, momentum: float) -> Iterator[np.ndarray]:
 def _slips(was: np.ndarray, deltas: np.ndarray, own: np.ndarray, num_ranks: int, end: np.ndarray,
            outer: Outer) -> Slips:
     """What wrong outer steps end in; `own` is what this rank has travelled in each round, `end` where it was."""
-    speed, own_speed = list(_speeds(deltas, outer.momentum))[-1], list(_speeds(own, outer.momentum))[-1]
+    before, speed = [np.zeros_like(deltas[0]), *_speeds(deltas, outer.momentum)][-2:]
+    own_speed = list(_speeds(own, outer.momentum))[-1]
     lr, momentum, delta = outer.lr, outer.momentum, deltas[-1]
     return [
         (was + _move(deltas, outer), "the outer step goes the wrong way: where the ranks have come from, less where "
@@ -162,6 +190,8 @@ def _slips(was: np.ndarray, deltas: np.ndarray, own: np.ndarray, num_ranks: int,
          "itself?"),
         (was, "nothing has moved: what was agreed on before has to be a copy of the parameter, made before the inner "
          "steps"),
+        (was - lr * (delta + momentum * before), "u is still that of the round before: renew it first, then step along "
+         "delta + momentum * u"),
         (was - lr * speed, "this is momentum without Nesterov's look ahead: step along delta + momentum * u"),
         (was - lr * (delta + momentum * delta), "the momentum begins anew in every round: keep u from one to the next"),
         (was - lr * delta, "the momentum is missing: u = momentum * u + delta"),

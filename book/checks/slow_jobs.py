@@ -211,7 +211,8 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
 
 def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str) -> int:
     """`events` of a loader and a trainer, ("load" | "loaded" | "train" | "trained", batch), in order: each load must
-    begin before the batch before it has been trained on, and no earlier than one batch ahead. Returns their number."""
+    begin before the batch before it has been trained on, no earlier than one batch ahead, and in another thread: who
+    loads first and then yields is refused if that is so for all batches. Returns the number of events."""
     trained = [batch for what, batch in events if what == "train"]
     require(trained == list(range(num_batches)), f"{case}: the batches that were trained on are {trained}, not "
             f"{list(range(num_batches))}: every one of them, once, in order")
@@ -220,6 +221,9 @@ def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str)
         require(("load", batch) in at and at["load", batch] < at["trained", batch - 1],
                 f"{case}: batch {batch} is loaded only after batch {batch - 1} has been trained on, so the two add up. "
                 "Have another thread load it in the meantime")
+    late = all(at.get(("loaded", batch), len(at)) < at["train", batch - 1] for batch in range(1, num_batches))
+    refuse(late, f"{case}: the caller gets each batch only when the next one has been loaded, so the two add up. Start "
+           "the load in another thread, and yield while it runs")
     for batch in range(2, num_batches):
         require(at["load", batch] > at["trained", batch - 2],
                 f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
