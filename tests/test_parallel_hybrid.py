@@ -22,8 +22,8 @@ from book.parallel.experts import bytes_sent
 from book.parallel.hybrid import Hybrid, clip_gradients
 from book.parallel.stage import GPTStage
 from book.parallel.tensor import split_gpt
-from book.parallel.weights import (VERSION_BYTES, TornError, WeightReceiver, WeightSender, agreed_cuts, buckets,
-                                   message_bytes, pieces)
+from book.parallel.weights import (VERSION_BYTES, Piece, TornError, WeightReceiver, WeightSender, agreed_cuts, buckets,
+                                   message_bytes, pieces, spans)
 from book.record import paused
 from tests.by_value import sent_by_value
 from tests.hybrid import (CONFIG, LAYOUTS, LEARNING_RATE, MIXED, NUM_MICRO_BATCHES, NUM_STEPS, adamw, alone, batch,
@@ -380,6 +380,39 @@ def transferred(max_bytes, config):
             receiver.take(bucket)
         whole.append((receiver.version, weights_of(gpt)))
     return whole, halfway
+
+
+def a_version_comes_twice():
+    """In a rank: what the receiver says and holds after half of a second version 5, which 5 and 6 have gone before."""
+    dist.init_process_group()
+    line = torch.nn.Linear(2, 2, dtype=torch.float64)
+    plan = [(Piece(name, None, len(p), 0, 0, 1, 0, p.nbytes),) for name, p in line.named_parameters()]
+    if dist.get_rank() == 0:
+        sender = WeightSender(line, plan)
+        for number, version in enumerate((5, 6, 5)):
+            with torch.no_grad():
+                for p in line.parameters():
+                    p.fill_(number)
+            sender.send(version)
+        return sender.wait()
+    receiver = WeightReceiver(line, plan)
+    receiver.receive()
+    receiver.receive()
+    receiver.take(receiver.buckets[0])
+    halfway = receiver.version, *(p.unique().tolist() for p in line.parameters())
+    receiver.take(receiver.buckets[1])
+    return halfway, (receiver.version, *(p.unique().tolist() for p in line.parameters()))
+
+
+@pytest.mark.slow
+def test_a_version_that_comes_again_is_not_taken_for_the_one_before_the_last():
+    _, (halfway, whole) = launch(a_version_comes_twice, 2)
+    assert halfway == (6, [1.0], [1.0]) and whole == (5, [2.0], [2.0])
+
+
+def test_a_dimension_with_fewer_elements_than_ranks_is_refused():
+    with pytest.raises(ValueError, match="a dimension of 2 can't be cut for 3 ranks"):
+        spans(2, 3)
 
 
 def sent_alone(config):

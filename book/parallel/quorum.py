@@ -102,10 +102,11 @@ def average(manager: Manager, module: torch.nn.Module) -> None:
     gradients = [p.grad for p in module.parameters()]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     work = manager.allreduce(flat)
-    if work.wait():
+    work.wait()
+    if (error := manager.errored()) is None:
         for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
             gradient.copy_(mean.view_as(gradient))
-    elif (error := manager.errored()) is not None:
+    else:
         # The error's traceback keeps the group's sockets open, and who waits for this replica would wait PEER_S.
         error.original_exception.__traceback__ = None
         del work

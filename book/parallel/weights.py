@@ -52,7 +52,9 @@ Bucket = tuple[Piece, ...]
 
 
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
-    """Where each part of a dimension of this length starts and stops, as `shard` cuts it."""
+    """Where each part of a dimension starts and stops, as `shard` cuts it; raises ValueError if it is too short."""
+    if length < num_parts:
+        raise ValueError(f"a dimension of {length} can't be cut for {num_parts} ranks: each needs a part of it")
     parts = torch.arange(length).tensor_split(num_parts)
     return [(int(part[0]), int(part[-1]) + 1) for part in parts]
 
@@ -149,7 +151,7 @@ class WeightReceiver:
 
     With `double` they are written beside the weights that the module answers with, and both change places when all
     pieces are of one version: twice the weights are held. Without it each bucket overwrites what the module answers
-    with, so it must not answer until the last one is there.
+    with, so it must not answer until the last one is there. No version may come twice.
     """
 
     def __init__(self, module: nn.Module, plan: Iterable[Bucket], double: bool = True) -> None:
@@ -198,4 +200,4 @@ class WeightReceiver:
     def _swap(self) -> None:
         for name, weight in self.weights.items():
             weight.data, self.back[name] = self.back[name], weight.data
-        self.versions, self.arrived = self.arrived, self.versions
+        self.versions, self.arrived = self.arrived, dict.fromkeys(self.arrived)
