@@ -174,8 +174,7 @@ def _speeds(deltas: np.ndarray, momentum: float) -> Iterator[np.ndarray]:
 def _slips(was: np.ndarray, deltas: np.ndarray, own: np.ndarray, num_ranks: int, end: np.ndarray,
            outer: Outer) -> Slips:
     """What wrong outer steps end in; `own` is what this rank has travelled in each round, `end` where it was."""
-    before, speed = [np.zeros_like(deltas[0]), *_speeds(deltas, outer.momentum)][-2:]
-    own_speed = list(_speeds(own, outer.momentum))[-1]
+    speed, own_speed = list(_speeds(deltas, outer.momentum))[-1], list(_speeds(own, outer.momentum))[-1]
     lr, momentum, delta = outer.lr, outer.momentum, deltas[-1]
     return [
         (was + _move(deltas, outer), "the outer step goes the wrong way: where the ranks have come from, less where "
@@ -190,9 +189,8 @@ def _slips(was: np.ndarray, deltas: np.ndarray, own: np.ndarray, num_ranks: int,
          "itself?"),
         (was, "nothing has moved: what was agreed on before has to be a copy of the parameter, made before the inner "
          "steps"),
-        (was - lr * (delta + momentum * before), "u is still that of the round before: renew it first, then step along "
-         "delta + momentum * u"),
-        (was - lr * speed, "this is momentum without Nesterov's look ahead: step along delta + momentum * u"),
+        (was - lr * speed, "this is momentum without Nesterov's look ahead: renew u first, and step along delta + "
+         "momentum * u"),
         (was - lr * (delta + momentum * delta), "the momentum begins anew in every round: keep u from one to the next"),
         (was - lr * delta, "the momentum is missing: u = momentum * u + delta"),
         (was - (delta + momentum * speed), "the outer learning rate is missing"),
