@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -91,7 +92,7 @@ def test_what_begins_too_late_is_skipped_named_and_first_the_next_time(pytester:
     """The clock runs out while the first module is at its first test: that module ends, the others do not begin."""
     monkeypatch.setenv(suite.BEGIN_UNTIL, "10")
     times = iter([0.0] + [99.0] * 9)
-    monkeypatch.setattr(suite.time, "time", lambda: next(times, 99.0))
+    monkeypatch.setattr(suite, "time", SimpleNamespace(time=lambda: next(times, 99.0)))  # no other thread's
     test = "def test_one(): pass\ndef test_two(): pass\n"
     pytester.makepyfile(test_a=test, test_b=test, test_c=test)
     passed, skipped, failed = run().listoutcomes()
