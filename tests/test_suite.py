@@ -172,7 +172,7 @@ case "$*" in
   *) echo '= 3 passed in 2.0s ='; exit ${LATER:-0};;
 esac
 """
-MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bcde")
+MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bc")
 
 
 @pytest.mark.parametrize("env, status, num_calls", [
