@@ -3,17 +3,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, dataloader
 
 from book.job.noted import Noted
 from book.look.timelines import BACKWARD, COLLECTOR, FORWARD, INPUT, OPTIMIZER
+from book.tap.imported import once_imported
 from book.tap.replaced import replace, uncompiled, when_stopped
 
 FULL = 2  # the generation of a full collection; others are short
@@ -24,11 +25,20 @@ def install(noted: Noted) -> None:
     _time(noted, dataloader._BaseDataLoaderIter, "__next__", INPUT)
     _time(noted, DataLoader, "__iter__", INPUT)  # which starts the workers
     _time(noted, DistributedDataParallel, "forward", FORWARD)
-    _time(noted, FullyShardedDataParallel, "forward", FORWARD)
-    _time(noted, FSDPModule, "__call__", FORWARD)
+    _time_sharded(noted)
     _time(noted, torch.autograd, "backward", BACKWARD)
     _time_optimizers(noted)
     _time_collector(noted)
+
+
+def _time_sharded(noted: Noted) -> None:
+    """A script that shards nothing does not load FSDP: importing it takes a rank most of a CPU second."""
+    for module, name, method in (("fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+                                 ("_fully_shard._fully_shard", "FSDPModule", "__call__")):
+        def seen(loaded: types.ModuleType, name: str = name, method: str = method) -> None:
+            _time(noted, getattr(loaded, name), method, FORWARD)
+
+        once_imported(f"torch.distributed.fsdp.{module}", seen)
 
 
 def _time(noted: Noted, owner: Any, name: str, phase: str) -> None:
