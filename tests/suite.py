@@ -18,6 +18,7 @@ import pytest
 
 BEGIN_UNTIL = "LOCKSTEP_BEGIN_UNTIL"
 LEFT_OUT = Path(__file__).parents[1] / "_build" / "left_out"  # a line each, the one that has waited longest first
+FAILED = LEFT_OUT.with_name("failed")  # a line each, as pytest takes them: a notebook whole
 WHY = "left out: it had not begun in time"
 NEEDS = {"89_quorum.ipynb": "torchft"}  # what a notebook needs that some systems can't have
 WITH_PAGES = {"browser", "chromium", "site", "site_url", "bare_site"}
@@ -75,28 +76,39 @@ class Guard:
 
 
 class Teller:
-    """Names failures at once, which pytest does minutes later; and keeps what was left out for the next run."""
+    """Names failures at once, which pytest does minutes later. Keeps them and what was left out for the next run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._late: dict[str, None] = {}
         self._done: set[str] = set()
+        self._failed: dict[str, None] = {}
+
+    def pytest_sessionstart(self) -> None:
+        """Forget what had failed."""
+        FAILED.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the name of a failed test."""
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None and self._config.get_verbosity() <= 0:
             terminal.write_line(f"\nFAILED {report.nodeid}", red=True)
+        if report.failed:
+            path, _, _ = report.nodeid.partition("::")
+            self._failed[path if path.endswith(".ipynb") else report.nodeid] = None
         if report.skipped and WHY in str(report.longrepr):
             self._late[scope_of(report.nodeid)] = None
         elif report.when == "call":
             self._done.add(scope_of(report.nodeid))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Name what was left out, and have the next run begin with it."""
+        """Name what was left out, and have the next run begin with it; keep what failed."""
         for scope in self._late:
             terminalreporter.write_line(f"{WHY}: {scope}", yellow=True)
         remember(left_out(), self._late, self._done)
+        if self._failed:
+            FAILED.parent.mkdir(exist_ok=True)
+            FAILED.write_text("".join(f"{test}\n" for test in self._failed), "utf-8")
 
 
 def left_out() -> list[str]:

@@ -49,7 +49,8 @@ def test_page(browser): pass
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs pytest with the plugin and these options in a folder of its own; what it remembers is there too."""
-    monkeypatch.setattr(suite, "LEFT_OUT", pytester.path / "_build" / "left_out")
+    for name in ("LEFT_OUT", "FAILED"):
+        monkeypatch.setattr(suite, name, pytester.path / "_build" / name.lower())
     monkeypatch.delenv(suite.BEGIN_UNTIL, raising=False)
     pytester.makeini("[pytest]\nmarkers =\n  slow\n  browser")
     plugins = ("-p", "tests.suite", "-p", "no:cacheprovider", "-p", "no:nbval")
@@ -111,11 +112,19 @@ def test_what_has_waited_longest_is_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert suite.left_out() == ["c", "a"]
 
 
-def test_a_failure_is_named_at_once(pytester: pytest.Pytester, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    pytester.makepyfile(test_some="def test_wrong():\n    assert 0\n\n\ndef test_right():\n    pass\n")
+def test_a_failure_is_named_at_once_and_can_be_run_alone(pytester: pytest.Pytester, run: Any,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    pytester.makepyfile(test_some="import pytest\n\n@pytest.mark.parametrize('x', ['a b', 'a::b [1] - c', 'd'])\n"
+                                  "def test_one(x):\n    assert x == 'd'\n")
     run("-q")
     printed = capsys.readouterr().out
-    assert printed.index("FAILED test_some.py::test_wrong") < printed.index("= FAILURES")
+    assert printed.index("FAILED test_some.py::test_one[a b]") < printed.index("= FAILURES")
+    wrong = ["test_some.py::test_one[a b]", "test_some.py::test_one[a::b [1] - c]"]
+    assert suite.FAILED.read_text().splitlines() == wrong
+    assert order(run("-q", f"@{suite.FAILED}")) == wrong
+    pytester.makepyfile(test_some="def test_right(): pass\n")
+    run("-q")
+    assert not suite.FAILED.exists()
 
 
 def test_a_value_made_once_is_shared_and_a_failure_is_retried() -> None:
@@ -167,12 +176,14 @@ FAKE_MAKE = """#!/bin/sh
 echo "make $*" >> calls
 case "$*" in
   check) exit 0;;
-  test-all) printf 'FAILED tests/test_a.py::TestLab::test_x[a b] - Assert\nERROR chapters/02.ipynb::Cell 3\n%s' "$MORE"
+  test-all) mkdir -p _build
+    printf 'chapters/02.ipynb\ntests/test_a.py::TestLab::test_x[a b]\n%b' "$MORE" > _build/failed
     echo '= 2 failed, 9 passed in 2.0s ='; echo "make: *** [Makefile:75: test-all] Error ${ENDED:-1}"; exit 2;;
-  *) echo '= 3 passed in 2.0s ='; exit ${LATER:-0};;
+  *) cat "${3#TESTS=@}" >> calls; rm -f _build/failed; echo '= 3 passed in 2.0s ='; exit ${LATER:-0};;
 esac
 """
-MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bc")
+MANY = "".join(f"tests/test_{letter}.py::test_x\\n" for letter in "bc")
+AGAIN = "chapters/02.ipynb\ntests/test_a.py::TestLab::test_x[a b]\n"
 
 
 @pytest.mark.parametrize("env, status, num_calls", [
@@ -189,10 +200,10 @@ def test_what_fails_beside_others_is_run_again_alone_and_twice(tmp_path: Path, e
         (tmp_path / path).chmod(0o755)
     ended = subprocess.run([".ci/run"], cwd=tmp_path, capture_output=True, text=True, env={
         **os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **env})
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert (ended.returncode, len(calls)) == (status, num_calls), ended.stdout
-    assert calls[2:] == ["make test-all JOBS=0 TESTS=chapters/02.ipynb tests/test_a.py::TestLab"] * (num_calls - 2)
-    assert num_calls == 2 or "== Run again, alone and twice: chapters/02.ipynb tests/test_a.py::TestLab" in ended.stdout
+    calls = (tmp_path / "calls").read_text()
+    assert (ended.returncode, calls.count("make ")) == (status, num_calls), ended.stdout
+    assert calls.count("JOBS=0 TESTS=@") == calls.count(AGAIN) == num_calls - 2
+    assert num_calls == 2 or f"== Run again, alone and twice:\n{AGAIN}" in ended.stdout
 
 
 def test_publishing_waits_for_the_website_alone() -> None:
