@@ -25,7 +25,7 @@ from book.look import runs
 from book.look.timelines import Timeline, timeline_of
 from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Group, Hang, Standing
+from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.waiting.message import causes_told, message
 
 LOOK_S = 0.2
@@ -139,7 +139,7 @@ class Judge:
                      else Standing(Doing(Kind.UNKNOWN), "another host") for rank in range(size)]
         return hang_of(standings, self._calls(size))
 
-    def _calls(self, size: int) -> dict[Group, dict[int, Collective]]:
+    def _calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
         """The last calls of ranks, which their board keeps though they are dead."""
         if self._attempt is None or not (self._attempt / told.BOARD).exists():
             return {}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a rank writes its first file before its script has imported
     from book.audit import Notes
     from book.launch.child import Failure
     from book.launch.files import Write
-    from book.waiting.hang import Collective, Group, Standing
+    from book.waiting.hang import CollectiveCall, Group, Standing
 
 FOLDER, HANG_S, END_HUNG, JUDGED = "LOCKSTEP_FOLDER", "LOCKSTEP_HANG_S", "LOCKSTEP_END_HUNG", "LOCKSTEP_JUDGED"
 DEFAULT_HANG_S = 10.0
@@ -24,7 +24,7 @@ class Mismatch(NamedTuple):
     nothing of it."""
     words: str
     time_s: float  # as in Told
-    calls: Mapping[Group, Mapping[int, Collective]]  # the last ones of all ranks
+    calls: Mapping[Group, Mapping[int, CollectiveCall]]  # the last ones of all ranks
     standings: Mapping[int, Standing]  # of this rank, and of the others that have said since what they had called
 
 
