@@ -32,7 +32,7 @@ import numpy as np
 
 from book.columns import ABSENT, ColumnError, Columns, count, measure, vector, word
 from book.promise import PROMISES
-from book.trace_schema import checked
+from book.trace_schema import CellLine, checked
 
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
@@ -56,8 +56,8 @@ class Event:
     `micro_batch` are a pipeline's, `step` a schedule's or a level of happens-before. `bucket` says which bucket of
     gradients a compute event fills or a collective carries; `waited`, of a collective in a followed backward pass, how
     many of its rank's gradients were ready when the program had waited for it. `line` is the line of a notebook's cell
-    that called a send, with its function, "6 in step: dist.send(x, 1)", where that is known. `parts` are the bytes that
-    an uneven all-to-all has for each rank of its group, in the order of `group`.
+    that called a send, where that is known. `parts` are the bytes that an uneven all-to-all has for each rank of its
+    group, in the order of `group`.
     """
 
     rank: int = count()
@@ -76,7 +76,7 @@ class Event:
     bucket: int | None = count(default=None)
     waited: int | None = count(default=None)
     unit: str | None = word(default=None)
-    line: str | None = word(default=None)
+    line: CellLine | None = word(default=None)
     parts: tuple[float, ...] | None = word(default=None)
 
     @property
@@ -266,6 +266,8 @@ def parting(actual: Sequence[Any] | np.ndarray, expected: Sequence[Any] | np.nda
 
 def _event(row: Mapping[str, Any]) -> Event:
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    if row.get("line") is not None:
+        values["line"] = CellLine.read(row["line"])
     return Event(**values)
 
 

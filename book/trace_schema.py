@@ -3,11 +3,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_RANKS = 1 << 20
 MAX_COUNT = 1 << 53  # beyond it not every whole number is a float
 MAX_INDEX = 1 << 16  # of a chunk, step, stage or micro-batch; more where there are more events than that
+
+
+class CellLine(NamedTuple):
+    """A line of a notebook's cell: its number, the function that it stands in, and its source, perhaps cut."""
+    number: int
+    function: str
+    source: str
+
+    @classmethod
+    def read(cls, value: list[Any] | str) -> CellLine:
+        """From a trace's JSON, where older versions have "6 in step: dist.send(x, 1)"."""
+        if isinstance(value, str):
+            where, _, source = value.partition(": ")
+            number, _, function = where.partition(" in ")
+            return cls(int(number), function, source)
+        return cls(*value)
 
 
 def checked(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -63,6 +79,13 @@ def _are_numbers(value: Any, limit: int) -> bool:
     return isinstance(value, list) and all(_is_number(one) and abs(one) < MAX_COUNT for one in value)
 
 
+def _is_line(value: Any, limit: int) -> bool:
+    if isinstance(value, str):  # as older versions wrote it
+        number, _, rest = value.partition(" in ")
+        return number.isdecimal() and ": " in rest
+    return isinstance(value, list) and [type(one) for one in value] == [int, str, str] and value[0] >= 0
+
+
 _NEEDED = ("rank", "kind")
 _INDEX = (_is_index, "a whole number of at least 0 and not too large")
 _RANK = (lambda value, limit: _is_index(value, MAX_RANKS), "a rank")
@@ -73,5 +96,6 @@ _FIELDS: dict[str, tuple[Callable[[Any, int], bool], str]] = {
     "rank": _RANK, "kind": _TEXT, "op": _TEXT, "peer": _RANK, "group": (_are_ranks, "a list of ranks"),
     "chunk": _INDEX, "stage": _INDEX, "micro_batch": _INDEX, "step": _INDEX, "bucket": _INDEX, "waited": _INDEX,
     "num_bytes": (_is_size, "a number of bytes"), "start_s": _SECONDS, "end_s": _SECONDS,
-    "contributions": (_are_numbers, "a list of numbers"), "unit": _TEXT, "line": _TEXT,
+    "contributions": (_are_numbers, "a list of numbers"), "unit": _TEXT,
+    "line": (_is_line, "the number of a line, its function and its source"),
     "parts": (lambda value, limit: _are_numbers(value, limit) and min(value, default=0) >= 0, "a list of bytes")}

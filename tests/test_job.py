@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from book.job import command, ending, told
+from book.job.judge import Judge
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
-from book.waiting.hang import Group, Hang
+from book.waiting.counts import JOIN
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import CollectiveCall, Group, Hang, Standing
+from book.waiting.history import History, Line, Model
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
@@ -350,6 +354,30 @@ def test_what_can_not_be_right_is_told_and_the_script_goes_on(kind: str, words: 
     status, said, printed = job(tmp_path, WRONG, kind, ranks=2)
     assert re.search(words, said), printed
     assert "died without an error" not in said, said
+
+
+def test_where_ranks_fell_out_of_step_is_told_though_one_is_dead_and_another_has_gone_on(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    group, line = Group("0", (0, 1)), Line("train.py line 7: model(batch)")
+    calls = {group: {rank: CollectiveCall(4, "all_reduce", f"float32 [{1 + rank}], SUM") for rank in (0, 1)}}
+    stood = {rank: Standing(Doing(Kind.COMPUTES), calls={group: History(4, {}, (), None)},
+                            models=(Model(2 + rank, {line: 2 + rank}),)) for rank in (0, 1)}
+    first = Told(0, 2, 2, gone.pid, 2.0, entered=True)
+    differs = told.Mismatch("the ranks disagree", 1.0, calls, {0: stood[0]})
+    later = Told(1, 2, 2, gone.pid, 1.5, entered=True, standing=stood[1])
+    assert told.stood({0: first, 1: later._replace(time_s=0.5)}, differs).keys() == {0}, "that was of an earlier call"
+    assert told.stood({0: first, 1: later}, differs) == stood
+    folder = told.attempt_folder(str(tmp_path), 0)
+    folder.mkdir()
+    told.write(folder, first._replace(mismatch=differs._replace(standings=stood)))
+    told.write(folder, later._replace(standing=None))
+    Judge(str(tmp_path), gone.pid, 3.0, ends_hung=False).watch()
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "[lockstep] the ranks disagree",
+        "[lockstep] cause: rank 1 has run the DDP model on 3 batches, rank 0 on only 2, at train.py line 7: "
+        f"model(batch): {JOIN}", "[lockstep] rank 0 died after that"]
 
 
 def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from book.launch import launch, rank_device
 from book.record import lanes, watch
 from book.schedule import Move, Schedule
 from book.trace import Event, Trace
+from book.trace_schema import CellLine
 from book.widgets import play
 from book.widgets.player import run_payload
 from book.widgets.player_run import as_trace
@@ -80,7 +81,7 @@ def test_the_line_of_the_cell_that_sent_is_told() -> None:
     trace = launch(rebound, 4, in_a_cell(rebound_step), record=True).trace
     assert {event.line for event in trace.of_kind("recv")} == {None}
     text = "for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % size),"
-    assert {event.line for event in trace.of_kind("send")} == {f"6 in rebound_step: {text}"}
+    assert {event.line for event in trace.of_kind("send")} == {(6, "rebound_step", text)}
     assert played(trace)["line"] == ["6", "rebound_step", text]
     assert played(Trace.from_json(trace.to_json()))["line"] == ["6", "rebound_step", text]
     without = json.loads(trace.to_json())
@@ -97,8 +98,10 @@ def test_the_line_is_that_of_the_message_that_was_to_come(what: str) -> None:
                "left out": lambda m: None}[what]
     schedule = ring(lambda m: changed(m) if (m.step, m.dst) == (2, 0) else m)
     trace = as_trace(schedule)
-    lines = [replace(e, line=f"{10 * e.step + e.rank} in f: send(x)") if e.kind == "send" else e for e in trace.events]
-    lines.insert(0, Event(2, "send", peer=0, chunk=2, step=2, contributions=(0, 0, 1, 0), line="99 in f: other(x)"))
+    lines = [replace(e, line=CellLine(10 * e.step + e.rank, "f", "send(x)") if e.kind == "send" else None)
+             for e in trace.events]
+    lines.insert(0, Event(2, "send", peer=0, chunk=2, step=2, contributions=(0, 0, 1, 0),
+                          line=CellLine(99, "f", "other(x)")))
     lines.append(Event(0, "recv", peer=2, step=2))
     found = run_payload(Trace(lines, 4, "logical", "recorded", promise="all_reduce"))["fault"]
     assert found["step"] == 3 and found.get("line") == (None if what == "left out" else ["23", "f", "send(x)"])
@@ -164,7 +167,7 @@ LINE = "requests.append(dist.isend(chunks[(rank - step) % world_size].contiguous
 def with_lines(schedule: Schedule) -> Trace:
     """A schedule's run as if a cell had sent its messages, by one long line."""
     trace = as_trace(schedule)
-    lines = [replace(e, line=f"6 in step: {LINE}" if e.kind == "send" else None) for e in trace.events]
+    lines = [replace(e, line=CellLine(6, "step", LINE) if e.kind == "send" else None) for e in trace.events]
     return Trace(lines, 4, "logical", "recorded", promise=trace.promise)
 
 

@@ -15,6 +15,7 @@ from book.cost import Link
 from book.faults import Job, daly, expected_goodput, run, young
 from book.simulate import simulate
 from book.trace import Event, Trace, TraceError
+from book.trace_schema import CellLine
 from book.widgets import play
 
 
@@ -27,7 +28,8 @@ def ring(world_size=4, **kwargs):
 
 def test_json_round_trip():
     events = [Event(0, "hold", chunk=0, step=0, contributions=(1, 0)), Event(1, "hold", chunk=0, step=0),
-              Event(0, "send", peer=1, chunk=0, step=0, num_bytes=2.5, start_s=0.0, end_s=1.5, contributions=(1, 0.5)),
+              Event(0, "send", peer=1, chunk=0, step=0, num_bytes=2.5, start_s=0.0, end_s=1.5, contributions=(1, 0.5),
+                    line=CellLine(6, "step", "dist.send(x, 1)  # in step: 2")),
               Event(1, "collective", op="all_reduce", group=(0, 1), num_bytes=8, start_s=2.0),
               Event(1, "collective", op="all_to_all", group=(0, 1), num_bytes=8, parts=(2, 6), start_s=3.0)]
     trace = Trace(events, 2, "measured", "recorded", backend="gloo")
@@ -35,6 +37,10 @@ def test_json_round_trip():
     assert list(trace.events) == events
     assert Trace.from_json(trace.to_json()) == trace
     assert Trace.from_json(ring().to_json()) == ring()
+    older = trace.to_json().replace('[6,"step","dist.send', '"6 in step: dist.send').replace('step: 2"]', 'step: 2"')
+    assert older != trace.to_json() and Trace.from_json(older) == trace
+    with pytest.raises(TraceError, match="must be the number of a line, its function and its source"):
+        Trace.from_json(trace.to_json().replace('[6,"step"', '[-6,"step"'))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "lockstep trace 9"}', '{"format":"lockstep trace 1"}'])

@@ -8,7 +8,7 @@ import pytest
 
 from book.waiting.causes import CAUSES, causes
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Dropped, Group, Hang, Standing, Worker
+from book.waiting.hang import CollectiveCall, Dropped, Group, Hang, Standing, Worker
 from book.waiting.history import Condition, Handler, History, Line, Made, Model
 from book.waiting.message import graph
 from book.words import named
@@ -27,8 +27,8 @@ def waits_in(operation: str, peer: int | None = None) -> Standing:
 FINISHED, COMPUTES = doing(Kind.FINISHED), doing(Kind.COMPUTES)
 
 
-def _call(number: int, name: str = "all_reduce") -> Collective:
-    return Collective(number, f"{name}()", f"code.py line {number}")
+def _call(number: int, name: str = "all_reduce") -> CollectiveCall:
+    return CollectiveCall(number, name, place=f"code.py line {number}")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 5, 64])

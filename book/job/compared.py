@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class Compared(Agreement):
-    """Compares calls with those of this host's other ranks; `mismatch` is the first thing that can't be right."""
+    """Compares calls with those of this host's other ranks until one can't be right: `tell` is called with that."""
 
-    def __init__(self, board: Board, tell: Callable[[], None]) -> None:
+    def __init__(self, board: Board, tell: Callable[[str], None]) -> None:
         super().__init__(board)
-        self.mismatch = ""
+        self._differs = False
         self._tell = tell
 
     def note(self, words: str) -> None:
-        """Keep it, and have it told before the program goes on: gloo may end the process in this call."""
-        if not self.mismatch:
-            self.mismatch = words
-            self._tell()
+        """Have the first such thing told before the program goes on: gloo may end the process in this call."""
+        if not self._differs:
+            self._differs = True
+            self._tell(words)
 
     def before(self, op: Op) -> None:
-        if self.mismatch:
+        if self._differs:
             return
         try:
             super().before(op)

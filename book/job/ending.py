@@ -15,7 +15,7 @@ from book.look.told import groups_told, timelines_told
 from book.waiting.causes import causes
 from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Group, Hang, Standing
+from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.words import counted, in_bytes, named
 
 AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
@@ -67,7 +67,7 @@ def _notes(ranks: Sequence[Told]) -> list[Notes | None]:
     return notes
 
 
-def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
+def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> str:
     """Why ranks have lost a peer whose script had ended well: it has left them in a call; "" if that is not so."""
     standings = [Standing(Doing(Kind.UNKNOWN))] * max(member.told.world_size for member in members)
     for member in members:
@@ -83,7 +83,7 @@ def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collecti
     return "\n".join([head, *(f"cause: {cause}" for cause in found), *_where(victims, calls)])
 
 
-def _last(rank: int, calls: Mapping[Group, Mapping[int, Collective]]) -> Collective | None:
+def _last(rank: int, calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> CollectiveCall | None:
     """A rank's last call, in the newest of its groups."""
     own = [last[rank] for last in calls.values() if rank in last]
     return own[-1] if own else None
@@ -101,13 +101,12 @@ def _first(failed: Sequence[Member], made: Mapping[int, int]) -> Member:
     return min(soon, key=lambda member: (made[member.rank], member.rank))
 
 
-def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> list[str]:
+def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> list[str]:
     """The last calls of ranks, a line for those that are at the same one."""
     alike: dict[str, list[int]] = {}
     for member in members:
         call = _last(member.rank, calls)
-        words = call.what + (f" at {call.place}" if call.place else "") if call else ""
-        alike.setdefault(words, []).append(member.rank)
+        alike.setdefault(call.where if call else "", []).append(member.rank)
     return [f"  the last call of {named(ranks)}: {words}" if words else f"  {named(ranks)} had called nothing"
             for words, ranks in alike.items()]
 

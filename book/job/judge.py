@@ -25,12 +25,12 @@ from book.look import runs
 from book.look.timelines import Timeline, timeline_of
 from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Group, Hang, Standing
+from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.waiting.message import causes_told, message
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
-DIFFERS_S = 5.0  # for the other ranks to say what they have called, after one has found that calls differ
+DIFFERS_S = told.OTHERS_S + 1.0  # a rank that has found that calls differ has then heard the others
 FOR_OTHERS = (Kind.CALL, Kind.POLLS, Kind.REQUEST, Kind.KEYS)  # waits for other ranks
 QUIET = 6.0  # times the limit of a hang: so long may ranks compute and call nothing
 
@@ -45,7 +45,6 @@ class Judge:
         self._said: list[str] = []
         self._told_hang = self._cause = ""  # the verdict on the hang that has been told, and its first cause
         self._told_failure = self._told_mismatch = self._interrupted = False
-        self._differs_s = 0.0  # since when something is known to differ
 
     def interrupt(self, *_: object) -> None:
         """Blame nobody from now on: the ranks are ended from outside."""
@@ -96,7 +95,7 @@ class Judge:
             return
         if latest != self._attempt:
             self._attempt, self._members = latest, {}
-            self._told_hang, self._told_failure, self._told_mismatch, self._differs_s = "", False, False, 0.0
+            self._told_hang, self._told_failure, self._told_mismatch = "", False, False
         now_s = time.monotonic()
         for rank, said in told.read(latest).items():
             self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
@@ -140,7 +139,7 @@ class Judge:
                      else Standing(Doing(Kind.UNKNOWN), "another host") for rank in range(size)]
         return hang_of(standings, self._calls(size))
 
-    def _calls(self, size: int) -> dict[Group, dict[int, Collective]]:
+    def _calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
         """The last calls of ranks, which their board keeps though they are dead."""
         if self._attempt is None or not (self._attempt / told.BOARD).exists():
             return {}
@@ -158,18 +157,17 @@ class Judge:
         self._told_failure = True  # their deaths are no news
 
     def _say_what_differs(self, settled: bool) -> None:
-        ranks = [member.told for member in self._members.values()]
-        found = [said for said in ranks if said.mismatch]
+        found = [member.told.mismatch for member in self._members.values() if member.told.mismatch]
         if not found or self._told_mismatch:
             return
-        self._differs_s = self._differs_s or min(said.time_s for said in found)
-        # What the others said before is of earlier calls.
-        is_known = all(said.ended or said.mismatch or (said.standing and said.time_s >= self._differs_s)
-                       for said in ranks)
-        if settled or is_known or time.monotonic() > self._differs_s + DIFFERS_S:
+        first = min(found, key=lambda one: one.time_s)
+        stood = told.stood({rank: member.told for rank, member in self._members.items()}, first)
+        is_known = stood.keys() >= self._members.keys()
+        if settled or is_known or time.monotonic() > first.time_s + DIFFERS_S:
             self._told_mismatch = True
-            self._say(ending.difference(max((said.mismatch for said in found), key=len),
-                                        self._hang() if is_known else None))
+            ranks = [stood.get(rank, standing) for rank, standing in enumerate(self._hang().ranks)]
+            self._say(ending.difference(max((one.words for one in found), key=len),
+                                        hang_of(ranks, first.calls) if is_known else None))
 
     def _say_what_has_failed(self, settled: bool) -> None:
         failed = [member for member in self._members.values() if member.failed]

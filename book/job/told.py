@@ -11,11 +11,21 @@ if TYPE_CHECKING:  # a rank writes its first file before its script has imported
     from book.audit import Notes
     from book.launch.child import Failure
     from book.launch.files import Write
-    from book.waiting.hang import Group, Standing
+    from book.waiting.hang import CollectiveCall, Group, Standing
 
 FOLDER, HANG_S, END_HUNG, JUDGED = "LOCKSTEP_FOLDER", "LOCKSTEP_HANG_S", "LOCKSTEP_END_HUNG", "LOCKSTEP_JUDGED"
 DEFAULT_HANG_S = 10.0
+OTHERS_S = 8.0  # for other ranks to say what they have called, after one has found that calls differ
 BOARD = "board"
+
+
+class Mismatch(NamedTuple):
+    """What a rank was about to do that can't be right, in words, and what was known at that moment: later calls say
+    nothing of it."""
+    words: str
+    time_s: float  # as in Told
+    calls: Mapping[Group, Mapping[int, CollectiveCall]]  # the last ones of all ranks
+    standings: Mapping[int, Standing]  # of this rank, and of the others that have said since what they had called
 
 
 class Told(NamedTuple):
@@ -31,11 +41,22 @@ class Told(NamedTuple):
     still_s: float = 0.0
     standing: Standing | None = None  # None while it moves
     failure: Failure | None = None
-    mismatch: str = ""  # a call that differs from its peers'
+    mismatch: Mismatch | None = None  # the first
     totals: Mapping[tuple[Group, str], tuple[int, int]] = {}  # by group and operation: calls, bytes
     notes: Notes | None = None
     written: Mapping[str, Write] = {}  # the files that it has begun to write, by full path
     noted: tuple[tuple[str, ...], tuple[Group, ...], bool] | None = None  # what the numbers in its ring stand for
+
+
+def stood(said: Mapping[int, Told], first: Mismatch) -> dict[int, Standing]:
+    """How ranks stood when `first` was found, as far as that is known; what they had said before is of earlier calls.
+    """
+    found = dict(first.standings)
+    for rank, its in said.items():
+        standing = its.mismatch.standings[rank] if its.mismatch else its.standing
+        if standing and (its.ended or its.mismatch or its.time_s >= first.time_s):
+            found.setdefault(rank, standing)
+    return found
 
 
 def attempt_folder(folder: str, attempt: int) -> Path:

@@ -18,8 +18,9 @@ from book.audit import Notes
 from book.job import told
 from book.job.compared import Compared, Exchanged, wrong_start
 from book.job.noted import mapped, note
-from book.job.told import Told
+from book.job.told import Mismatch, Told
 from book.launch import children, files, history, where
+from book.launch.agreement import last_calls
 from book.launch.board import Board
 from book.launch.child import Failure
 from book.launch.history import History
@@ -35,7 +36,6 @@ from book.waiting.hang import Group, Standing
 # holds the lock, and may crash a process that runs Python: so not while torch is imported, before this thread reports.
 SILENT_S = 3.0
 LOOK_S = 0.5
-OTHERS_S = 8 * LOOK_S  # for other ranks to say what they have called
 
 
 class Totals(Subscriber):
@@ -68,9 +68,9 @@ class Watch:
     def __init__(self, folder: Path, first: Told, stacks: FileIO, running: CodeType) -> None:
         self._folder, self._told, self._stacks = folder, first._replace(entered=True), stacks
         self._stillness, self._over, self._writes = Stillness(), threading.Event(), threading.Lock()
-        board = Board.at(folder / told.BOARD, first.world_size)
-        self._totals, self._compared = Totals(), Compared(board, self._tell_at_once)
-        exchanged = Exchanged(board.mail, first.world_size, self._compared)
+        self._board = Board.at(folder / told.BOARD, first.world_size)
+        self._totals, self._compared = Totals(), Compared(self._board, self._tell_at_once)
+        exchanged = Exchanged(self._board.mail, first.world_size, self._compared)
         audit.start(is_received=exchanged.is_received)
         self._noted = note(mapped(told.ring_file(folder, first.rank)))
         compared: tuple[Subscriber, ...] = (self._compared, exchanged)
@@ -106,16 +106,23 @@ class Watch:
         if wrong := wrong_start(self._told, *call):
             self._compared.note(wrong)
 
-    def _tell_at_once(self) -> None:
+    def _tell_at_once(self, words: str) -> None:
         """Report what can't be right, and wait for the other ranks to say what they have called."""
-        with self._writes, suppress(OSError):
-            told.write(self._folder, self._so_far()._replace(
-                notes=_of_mismatch(_notes()), standing=_left()._replace(main=Doing(Kind.COMPUTES))))
-        now_s = time.monotonic()
-        while time.monotonic() < now_s + OTHERS_S and not all(
-                said.ended or (said.standing and said.time_s >= now_s) or said.rank == self._told.rank
-                for said in told.read(self._folder).values()):
+        rank, now_s, standing = self._told.rank, time.monotonic(), _left()._replace(main=Doing(Kind.COMPUTES))
+        found, all_said = Mismatch(words, now_s, last_calls(self._board), {rank: standing}), False
+        self._keep(found, notes=_of_mismatch(_notes()), standing=standing)
+        while found.calls and not all_said and time.monotonic() < now_s + told.OTHERS_S:
             time.sleep(LOOK_S / 5)
+            said = told.read(self._folder)
+            found = found._replace(standings=told.stood(said, found))
+            all_said = found.standings.keys() >= said.keys()
+        self._keep(found)
+
+    def _keep(self, found: Mismatch, **further: Any) -> None:
+        """Report what can't be right, now and in each later report: this rank may soon be dead."""
+        with self._writes, suppress(OSError):
+            self._told = self._so_far()._replace(mismatch=found, **further)
+            told.write(self._folder, self._told)
 
     def _tell_written(self) -> None:
         """Report that this rank begins to write a file: torchrun may end it before its next report."""
@@ -138,8 +145,7 @@ class Watch:
 
     def _so_far(self) -> Told:
         """What this rank last said of itself, with what has been noted since."""
-        return self._told._replace(time_s=time.monotonic(), mismatch=self._compared.mismatch,
-                                   totals=self._totals.told(), noted=self._noted.told())
+        return self._told._replace(time_s=time.monotonic(), totals=self._totals.told(), noted=self._noted.told())
 
     def end(self, error: Failure | None) -> None:
         """Report for the last time, from the main thread, how the script has ended."""

@@ -18,7 +18,7 @@ from typing import Any
 from book.launch import where
 from book.launch.board import NUM_ALIKE, Board, NotedCall
 from book.tap import Op, Subscriber
-from book.waiting.hang import Collective, Group
+from book.waiting.hang import CollectiveCall, Group
 from book.words import agree, named
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
@@ -126,23 +126,16 @@ def describe(calls: dict[int, NotedCall]) -> str:
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
     alike: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        alike[with_place(call)].append(rank)
+        alike[_made(call).where].append(rank)
     lines = [f"the ranks disagree in a collective: {differs}"]
     return "\n".join([*lines, *(f"  {named(ranks)} {agree('calls', ranks)} {words}" for words, ranks in alike.items())])
 
 
-def with_place(call: NotedCall) -> str:
-    """A call in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
-    return f"{in_words(call)} at {where.place_of(call.filename, call.line)}" if call.filename else in_words(call)
-
-
-def in_words(call: NotedCall) -> str:
-    """A call and who made it: "all_reduce(float32 [4], SUM) of DDP, in backward"."""
-    return f"{call.name}({call.arguments})" + (f" of {call.by}" if call.by else "")
-
-
-def last_calls(board: Board) -> dict[Group, dict[int, Collective]]:
+def last_calls(board: Board) -> dict[Group, dict[int, CollectiveCall]]:
     """The last collective on the board that each rank has called in each group."""
-    return {group: {rank: Collective(call.number, in_words(call),
-                                     str(where.place_of(call.filename, call.line)) if call.filename else "")
-                    for rank, call in calls.items()} for group, calls in board.last_calls().items()}
+    return {group: {rank: _made(call) for rank, call in calls.items()} for group, calls in board.last_calls().items()}
+
+
+def _made(call: NotedCall) -> CollectiveCall:
+    place = str(where.place_of(call.filename, call.line)) if call.filename else ""
+    return CollectiveCall(call.number, call.name, call.arguments, call.by, place)

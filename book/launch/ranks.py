@@ -21,7 +21,7 @@ from book.launch.output import Lines
 from book.launch.report import Report
 from book.launch.server import context, main_module_lock, new_interpreter, server_pid, without_main_module
 from book.launch.transfer import Packed, SharedFile
-from book.waiting.hang import Collective, Group
+from book.waiting.hang import CollectiveCall, Group
 
 LISTEN_LIMIT_S = 0.2
 DEAF_S = 1.0
@@ -237,7 +237,7 @@ class Ranks:
         family.end_group(member.process.pid)  # immediately: the kernel may reuse the process id
         self._changed_s = time.monotonic()
 
-    def last_calls(self) -> dict[Group, dict[int, Collective]]:
+    def last_calls(self) -> dict[Group, dict[int, CollectiveCall]]:
         """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
         return last_calls(self._board) if self._board is not None else {}
 

@@ -15,7 +15,7 @@ from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Group, Hang, Standing
+from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.words import named
 
 MISMATCH = CallMismatch.__name__
@@ -95,14 +95,14 @@ def ask_for_reports(ranks: Ranks) -> Hang:
     return hang_of(standings, calls)
 
 
-def hang_of(standings: Sequence[Standing], calls: Mapping[Group, Mapping[int, Collective]]) -> Hang:
+def hang_of(standings: Sequence[Standing], calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> Hang:
     """The ranks and their last calls, which are done where the rank knows that they are."""
     return Hang(standings, {
         group: {rank: call._replace(done=_is_done(standings[rank], group, call)) for rank, call in last.items()}
         for group, last in calls.items()})
 
 
-def _is_done(standing: Standing, group: Group, call: Collective) -> bool | None:
+def _is_done(standing: Standing, group: Group, call: CollectiveCall) -> bool | None:
     """Whether a rank knows that its last call in a group is done."""
     known = standing.calls.get(group)
     return known.is_done if known is not None and known.total == call.number else None

@@ -17,6 +17,7 @@ from typing import Any
 from book.launch import pending
 from book.launch.stacks import Line
 from book.tap.place import BOOK, is_book, is_learners, is_unseen
+from book.trace_schema import CellLine
 from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
@@ -70,8 +71,8 @@ def place_of(filename: str, number: int) -> Place:
     return _place(Line(filename, number, ""))
 
 
-def cell_line() -> str | None:
-    """The innermost line of a notebook cell in this thread, "6 in step: dist.send(x, 1)"; None without a cell.
+def cell_line() -> CellLine | None:
+    """The innermost line of a notebook cell in this thread; None without a cell.
 
     Called for every message of a recorded run: a few microseconds, and no file is read twice.
     """
@@ -82,9 +83,9 @@ def cell_line() -> str | None:
 
 
 @functools.cache
-def _numbered(filename: str, number: int, function: str) -> str:
+def _numbered(filename: str, number: int, function: str) -> CellLine:
     source = Line(filename, number, function).source
-    return f"{number} in {function}: {source if len(source) <= LONGEST_LINE else source[:LONGEST_LINE - 1] + '…'}"
+    return CellLine(number, function, source if len(source) <= LONGEST_LINE else source[:LONGEST_LINE - 1] + "…")
 
 
 def own_lines(lines: Sequence[Line]) -> Sequence[Line]:

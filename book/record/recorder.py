@@ -26,6 +26,7 @@ from book.record.recording import Gradient, Operation, Origin, Recording
 from book.record.snapshots import Watch, WatchError
 from book.tap import Op
 from book.trace import Event
+from book.trace_schema import CellLine
 
 _recorder: _Recorder | None = None
 
@@ -50,10 +51,10 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def start(line: Callable[[], str | None] | None = None) -> None:
+def start(line: Callable[[], CellLine | None] | None = None) -> None:
     """Record this process from now on: call it in a rank before `dist.init_process_group()`.
 
-    `line()` says of each send which line of the reader's code it is, "6 in step: dist.send(x, 1)", if it is known.
+    `line()` says of each send which line of the reader's code it is, if that is known.
     """
     recorder = _get_recorder()
     recorder.started, recorder.line = True, line
@@ -153,7 +154,7 @@ class _Recorder(tap.Subscriber):
         self.recording = Recording()
         self._indices: dict[int, int] = {}  # positions of operations in the recording, by their serial numbers
         self.started = False  # until `start`, it only keeps emitted events
-        self.line: Callable[[], str | None] | None = None
+        self.line: Callable[[], CellLine | None] | None = None
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: Watch | None = None

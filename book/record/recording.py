@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from book.trace import Event
+from book.trace_schema import CellLine
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Operation:
     withdrawn: bool = False
     bucket: int | None = None
     unit: str | None = None
-    line: str | None = None
+    line: CellLine | None = None
     parts: tuple[float, ...] | None = None
 
 

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from book.waiting.counts import out_of_step, uneven_messages
 from book.waiting.doing import ANY, Doing, Kind
-from book.waiting.hang import Collective, Hang, Missing, Served, Standing, Thread
+from book.waiting.hang import CollectiveCall, Hang, Missing, Served, Standing, Thread
 from book.words import agree, counted, joined, listed, named
 
 Look = Callable[[Hang], Iterator[str]]
@@ -184,7 +184,7 @@ def missed_collectives(hang: Hang) -> Iterator[str]:
     """Ranks that have not reached a collective: those that have returned, if any, else what each does instead."""
     for one in hang.missing:
         returned = [rank for rank in one.behind if hang.ranks[rank].doing.returned]
-        alike: dict[tuple[Doing | None, Collective | None], list[int]] = {}
+        alike: dict[tuple[Doing | None, CollectiveCall | None], list[int]] = {}
         for rank in returned or one.behind:
             alike.setdefault((None if returned else hang.ranks[rank].doing, one.last.get(rank)), []).append(rank)
         for (doing, last), who in alike.items():

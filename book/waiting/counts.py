@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from book.waiting.hang import Collective, Hang
+from book.waiting.hang import CollectiveCall, Hang
 from book.waiting.history import History, Line, Made, Model
 from book.words import agree, counted, named
 
@@ -32,7 +32,7 @@ def _histories(hang: Hang) -> list[dict[int, History]]:
             for group in groups]
 
 
-def _disagree(last: Mapping[int, Collective]) -> bool:
+def _disagree(last: Mapping[int, CollectiveCall]) -> bool:
     return len({(call.number, call.what) for call in last.values()}) > len({call.number for call in last.values()})
 
 

@@ -16,17 +16,28 @@ class Group(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Collective(NamedTuple):
-    """A call of a collective, the `number`-th in its group: "all_reduce(float32 [4], SUM)", and the line it is at."""
+class CollectiveCall(NamedTuple):
+    """A call of a collective, the `number`-th in its group, and the line it is at.
+
+    `arguments` are as a reader sees them, "float32 [4], SUM". `by` is the part of torch that
+    made it, "DDP in backward".
+    """
     number: int
-    what: str
+    name: str  # "all_reduce"
+    arguments: str = ""
+    by: str = ""
     place: str = ""
     done: bool | None = None  # None where that is not known
 
     @property
-    def name(self) -> str:
-        """The name of what is called: "all_reduce"."""
-        return self.what.partition("(")[0]
+    def what(self) -> str:
+        """The call, and who made it: "all_reduce(float32 [4], SUM) of DDP in backward"."""
+        return f"{self.name}({self.arguments})" + (f" of {self.by}" if self.by else "")
+
+    @property
+    def where(self) -> str:
+        """The call with its line: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
+        return f"{self.what} at {self.place}" if self.place else self.what
 
 
 class Dropped(NamedTuple):
@@ -91,7 +102,7 @@ class Missing(NamedTuple):
     group: Group
     waiting: list[int]
     behind: list[int]
-    last: Mapping[int, Collective]  # the last call in the group of each of its ranks that has made one
+    last: Mapping[int, CollectiveCall]  # the last call in the group of each of its ranks that has made one
 
     @property
     def what(self) -> str:
@@ -103,7 +114,7 @@ class Missing(NamedTuple):
 class Hang:
     """The ranks of a run that hangs, and for each group the last call of each of its ranks that has made one."""
     ranks: Sequence[Standing]
-    calls: Mapping[Group, Mapping[int, Collective]]
+    calls: Mapping[Group, Mapping[int, CollectiveCall]]
 
     @cached_property
     def missing(self) -> list[Missing]:
@@ -123,7 +134,7 @@ class Hang:
                 found += [Missing(group, waiting, behind, last)] if behind else []
         return found
 
-    def _may_wait_in(self, rank: int, call: Collective) -> bool:
+    def _may_wait_in(self, rank: int, call: CollectiveCall) -> bool:
         """Whether a rank may wait in this call: it does not wait for a message, in its own process or in another call.
         """
         doing = self.ranks[rank].doing

@@ -156,8 +156,7 @@ def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
     """
     written: dict[str, Any] = {"step": fault.step, "says": fault.says, "cells": fault.cells}
     if fault.line:
-        where, _, source = fault.line.partition(": ")
-        written["line"] = [*where.split(" in "), source]
+        written["line"] = [str(fault.line.number), fault.line.function, fault.line.source]
     if fault.right:
         trace = Trace([], fault.right.world_size, "logical", "simulated", name=fault.name)
         written["right"] = {**_write(fault.right, trace, promised), "ok": True, "verdict": ""}

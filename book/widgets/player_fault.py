@@ -17,6 +17,7 @@ from book.collectives import COLLECTIVES
 from book.promise import PROMISES, Promise, variants
 from book.schedule import Schedule, contents_fault
 from book.trace import Trace, parting
+from book.trace_schema import CellLine
 from book.widgets.player_run import Contributions, Run, Transfer
 from book.widgets.player_words import ranks_named
 
@@ -38,7 +39,7 @@ class Fault:
     cells: list[list[int]]
     right: Run | None = None
     name: str | None = None
-    line: str | None = None
+    line: CellLine | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: list[tuple[i
                  _line_of(run, right, cells[0]))
 
 
-def _line_of(run: Run, right: Run | None, cell: tuple[int, int, int]) -> str | None:
+def _line_of(run: Run, right: Run | None, cell: tuple[int, int, int]) -> CellLine | None:
     """The line that sent the message with which a chunk, (step, rank, chunk), went wrong; None if there is none."""
     step, rank, chunk = cell
     arrived = [t for t in run.transfers if t.dst == rank and step - 1 == (t.leaves if t.arrives is None else t.arrives)]

@@ -16,6 +16,7 @@ from book.cost import Link
 from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Event, Trace
+from book.trace_schema import CellLine
 
 
 Contributions = tuple[float, ...] | None
@@ -41,7 +42,7 @@ class Transfer:
     num_bytes: float | None = None
     start_s: float | None = None
     end_s: float | None = None
-    line: str | None = None  # of the cell that sent it
+    line: CellLine | None = None  # that sent it
 
     def finds_empty(self, held: State) -> bool:
         """Whether it replaces a chunk that is known to hold nothing, given what the chunks hold."""
