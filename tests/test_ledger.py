@@ -203,7 +203,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert f"The bubble is {100 * staged.idle_s / staged.step_s:.1f} %" in says[6]
     assert f"between others sends {staged.crossing_bytes / 7e9 * 8:.1f} GB, the first and the last half" in says[6]
     [last_s] = (by_rules(way)["last"] for way in STORY if way.chapter == 6)
-    assert f"the {last_s:.1f} of the step's {staged.step_s:.0f} seconds that the other stages wait for it" in says[6]
+    assert f"for {last_s:.1f} of the step's {staged.step_s:.0f} seconds the other stages wait for the last" in says[6]
     assert f"{speed(hybrid)} tokens a second, {100 * (hybrid.tokens_per_s / staged.tokens_per_s - 1):.0f} %" in says[7]
     held = []
     for pp, words in ((8, "trains on {} tokens a second. With four"), (4, "replicas it trains on {}"),
