@@ -402,7 +402,7 @@ def test_chapter_7_says_what_the_ledger_counts() -> None:
     assert (peak * cluster.efficiency, over.product_depth, peak * over.attention_share, cluster.num_passes,
             cluster.memory_bytes_per_s, over.launch_s, over.head_share) == pytest.approx(
         (PRODUCT, DEPTH, SCORES, PASSES, MEMORY, LEAST, LAST), rel=0.005)
-    assert f"at ${PRODUCT / 1e12:.0f}\\,\\frac{{k}}{{k+{DEPTH}}}$ TFLOP/s" in says
+    assert f"at ${PRODUCT / 1e12:.0f}\\,/\\,(1 + {DEPTH}/\\text{{depth}})$ TFLOP/s" in says
     assert f"backward, at {SCORES / 1e12:.0f} TFLOP/s" in says and f"{PASSES} times the [bytes" in says
     assert f"{1e3 * LEAST:.2f} ms for a layer's forward and {2e3 * LEAST:.2f} for its backward" in says
     assert f"a layer's forward takes {1e3 * LEAST:.2f} ms at least, and its backward {2e3 * LEAST:.2f}" in told(5)
