@@ -155,6 +155,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
     says = {number: told(number) for number in (*range(1, 8), 10)}
     assert f"{speed(one)} tokens a second, and needs {days(one, 1):.0f} days" in says[1]
     assert f"take it {days(one, 1):.0f} days" in says[2] and f"take {days(ddp, 16):.0f} days" in says[2]
+    assert f"a trillion tokens take {days(ddp, 16):.0f} days" in says[3]
     assert f"train on {speed(ddp)} tokens a second each, where one alone trains on {speed(one)}" in says[2]
     assert f"a GPU sends {sent(ddp) / 1e9:.2f} GB" in says[2] and ddp.exposed_s < 0.005 * ddp.step_s
     mfu = ddp.tokens_per_s * MODELS["llama3.2-1b"].step_flops(1) / 8192 / 989e12
@@ -181,6 +182,9 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert f"6,514 tokens a second. The ledger's formulas say {speed(reported)}" in says[4]
     state = huge.parameter_bytes + huge.gradient_bytes + huge.optimizer_bytes
     assert f"shrinks to {state / 1e9:.0f} GB" in says[5] and f"{huge.activation_bytes / 1e9:.0f} GB of them" in says[5]
+    assert f"sums are {80 * activation_bytes(MODELS['llama3-70b'].layer(1)) / 1e9 + 14.7:.1f} GB, and the" in says[4]
+    assert f"the ledger has {huge.activation_bytes / 1e9:.0f}." in says[4]
+    assert f"but for {100 * (1 - over.kept_factor):.1f} % of the layers' part" in says[4]
     assert f"{tensor.activation_bytes / 1e9:.0f} GB, and {tensor.memory_bytes / 1e9:.0f} GB in all" in says[5]
     assert f"gathered again: {tensor.inside_bytes / 1e12:.0f} TB in a step" in says[5]
     eight_s = 0.8 * tensor.inside_bytes / (450e9 * over.inside_share)  # of ten halves; two hide behind products
@@ -197,6 +201,9 @@ def test_chapters_say_what_the_ledger_says() -> None:
             f"trains on {speed(staged)} tokens a second instead of {speed(tensor)}") in says[6]
     assert f"still waits for {100 * (staged.exposed_s + staged.idle_s) / staged.step_s:.0f} % of the step" in says[6]
     assert f"The bubble is {100 * staged.idle_s / staged.step_s:.1f} %" in says[6]
+    assert f"between others sends {staged.crossing_bytes / 7e9 * 8:.1f} GB, the first and the last half" in says[6]
+    [last_s] = (by_rules(way)["last"] for way in STORY if way.chapter == 6)
+    assert f"for {last_s:.1f} of the step's {staged.step_s:.0f} seconds the other stages wait for the last" in says[6]
     assert f"{speed(hybrid)} tokens a second, {100 * (hybrid.tokens_per_s / staged.tokens_per_s - 1):.0f} %" in says[7]
     held = []
     for pp, words in ((8, "trains on {} tokens a second. With four"), (4, "replicas it trains on {}"),
@@ -266,9 +273,16 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     [tiny] = [reached(entry(way.model, way.layout), way.model, 16) for way in STORY if way.chapter == 2]
     assert (tiny / across, tiny / inside) == pytest.approx((6950, 1130), rel=0.005)
     assert (f"{across / 1e9:.1f} GB/s of a card, {inside / 1e9:.0f} GB/s inside" in says[2]
-            and f"$F = {tiny / 1e12:.0f}$ TFLOP/s, and $F\\beta$ is 6,950 FLOPs a byte between" in says[2]
-            and "nodes with one card and 1,130 inside" in says[2]
-            and f"has {large / 1e12:.0f} TFLOP/s, 11,600 and 1,890" in says[2])
+            and f"reach 8 · {across / 1e9:.1f} = {8 * across / 1e9:.0f} GB/s and NVLink {inside / 1e9:.0f}" in says[2])
+    assert (f"is therefore {tiny / 1e12:.0f} TFLOP/s, not {0.45 * 989:.0f}" in says[2]
+            and f"{small / 1e12:.0f} for 8B, {large / 1e12:.0f} for 70B" in says[2]
+            and "is 6,950 FLOPs a byte between nodes with one card and 1,130 inside, for 70B 11,600 and" in says[2])
+    counted = [of * MODELS[name].step_flops(1) / (6 * MODELS[name].num_parameters * 8192 * 989e10)
+               for name, of in (("llama3-8b", small), ("llama3-70b", large))]  # attention's products too
+    assert f"8B reaches {counted[0]:.0f} % and 70B {counted[1]:.0f} %" in says[2]
+    alone, short = (reached(entry(name, Layout(1, 64 // t, t, zero_stage=3, sequence_parallel=int(t > 1))), name, 64)
+                    for name, t in (("llama3-70b", 1), ("llama3.2-1b", 8)))
+    assert f"has {alone / 1e12:.0f} with $t = 1$, and the 1B model only {short / 1e12:.0f} with $t = 8$" in says[5]
     model = MODELS["llama3-70b"]
     each = 3 / 8 * model.sizes.layer_parameters / model.width / 7  # FLOPs a byte, for t = 8
     assert (each, large / inside, large / across) == pytest.approx((5600, 1890, 11600), rel=0.005)
@@ -329,13 +343,97 @@ def test_chapter_8_says_what_long_sequences_cost() -> None:
     assert f"still trains on {speed(wide)} tokens" in says
 
 
-def test_chapter_7_says_what_the_ledger_counts_as_waiting() -> None:
-    says, over = told(7), cluster_of("h100", 64, SOFTWARE[0]).overheads
+# The constants of chapter 7's rules, as it prints them: FLOP/s and bytes per second, seconds, depths and times.
+PRODUCT, DEPTH, SCORES, PASSES, MEMORY, LEAST, LAST = 873e12, 949, 174e12, 6.2, 3.35e12, 0.79e-3, 0.83
+
+
+def layer_by_rules(model: Any, t: int, tokens: int) -> tuple[float, float, float]:
+    """By chapter 7's rules: a layer's products and attention, its passes over memory, and the rest of the least."""
+    sizes, head = model.sizes, 2 * tokens * model.num_tokens * model.width / t / SCORES
+    parts = [(model.width, sizes.attention_in / t), (sizes.attention_out / t, model.width),
+             (model.width, 2 * model.mlp_width / t), (model.mlp_width / t, model.width)]
+    took = [[2 * tokens * k * n * (1 + DEPTH / terms) / PRODUCT for terms in (k, n, tokens)] for k, n in parts]
+    ahead, back = sum(of[0] for of in took) + head, sum(of[1] + of[2] for of in took) + 2.5 * head
+    passes = PASSES * activation_bytes(model.layer(tokens // model.num_tokens), t, t > 1, t > 1) / MEMORY
+    idle = max(LEAST - ahead - passes / 3, 0) + max(2 * LEAST - back - 2 / 3 * passes, 0)
+    return ahead + back, passes, idle
+
+
+def by_rules(way: Way) -> dict[str, float]:
+    """The seconds of a line without cp and ep, filled by chapter 7's rules."""
+    lay, model, line = way.layout, MODELS[way.model], way.line
+    p, t, m = lay.pp, lay.tp, SEQUENCES // lay.dp
+    products, passes, idle = layer_by_rules(model, t, 8192)
+    head = 6 * 8192 * model.width * model.vocab_size / t * (1 + DEPTH / model.width) / PRODUCT
+    state = line.parameter_bytes + line.gradient_bytes + line.optimizer_bytes
+    n, num = 2 * 8192 * model.width, m * model.num_layers / p
+    tp_s = 0.91 * num * 8 * (t - 1) / t * n / 274e9
+    pp_s = (p > 1) * m * 2 * n / t / 44.5e9
+    layers = num * (products + passes + idle) + m * head / p
+    last = LAST * m * head * (1 - 1 / p)
+    card = min(274e9, 44.5e9 * max(8 // t, 1))
+    often = 3 * m if lay.zero_stage == 3 else 2
+    sent_s = often * (1 - 1 / lay.dp) * line.parameter_bytes * (lay.dp if lay.zero_stage == 3 else 1) / card
+    hops_s = often * (lay.dp - 1) * model.num_layers / p * 1.0e-6
+    hidden = 0 if lay.zero_stage == 3 else 0.4 * 2 / 3 * (layers + tp_s + pp_s) / m
+    return {"computed": layers + last + 2 * state / MEMORY, "last": last, "tp": tp_s, "pp": pp_s,
+            "bubble": (p - 1) / m * (layers + tp_s + pp_s), "dp": max(sent_s + hops_s - hidden, 0),
+            "held": state + line.activation_bytes + 0.65e9 + (lay.zero_stage == 3) * 6 * (
+                model.sizes.layer_parameters / t)}
+
+
+def test_the_rules_of_chapter_7_fill_the_ledgers_lines() -> None:
+    lines = [way for way in STORY if way.chapter <= 7]
+    short = Way(0, "too short a layer", "llama3.2-1b", Layout(1, 8, 8, sequence_parallel=1))
+    for way in (*lines, short):
+        ruled, found = by_rules(way), estimate(
+            MODELS[way.model], cluster_of("h100", way.layout.num_gpus, SOFTWARE[0]), way.layout, SEQUENCES)
+        computed = found.matmul_s + found.elementwise_s + found.launch_s + found.update_s
+        assert [ruled[part] for part in ("computed", "tp", "pp", "bubble", "dp")] == pytest.approx(
+            [computed, found.tp_s, found.pp_s, found.bubble_s, found.dp_s], rel=0.01, abs=0.005), way
+        assert ruled["held"] == pytest.approx(way.line.memory_bytes, rel=0.005)
+        assert (found.launch_s > 0) == (way is short)
+    assert len(lines) == 9
+
+
+def test_chapter_7_says_what_the_ledger_counts() -> None:
+    says, cluster = told(7), cluster_of("h100", 64, SOFTWARE[0])
+    over, peak = cluster.overheads, cluster.flops_per_s
+    assert (peak * cluster.efficiency, over.product_depth, peak * over.attention_share, cluster.num_passes,
+            cluster.memory_bytes_per_s, over.launch_s, over.head_share) == pytest.approx(
+        (PRODUCT, DEPTH, SCORES, PASSES, MEMORY, LEAST, LAST), rel=0.005)
+    assert f"at ${PRODUCT / 1e12:.0f}\\,/\\,(1 + {DEPTH}/\\text{{depth}})$ TFLOP/s" in says
+    assert f"backward, at {SCORES / 1e12:.0f} TFLOP/s" in says and f"{PASSES} times the [bytes" in says
+    assert f"{1e3 * LEAST:.2f} ms for a layer's forward and {2e3 * LEAST:.2f} for its backward" in says
+    assert f"a layer's forward takes {1e3 * LEAST:.2f} ms at least, and its backward {2e3 * LEAST:.2f}" in told(5)
+    ahead = [(products / 3, passes / 3) for products, passes, _ in (
+        layer_by_rules(MODELS[name], 8, 8192) for name in ("llama3-70b", "llama3.2-1b"))]
+    assert sum(ahead[0]) == pytest.approx(3.4e-3, rel=0.05) and sum(ahead[1]) == pytest.approx(0.5e-3, rel=0.05)
+    assert f"at {MEMORY / 1e12:.2f} TB/s" in says and f"{over.fixed_bytes / 1e9:.2f} GB of buffers" in says
+    assert f"For {100 * over.head_share:.0f} % of the rest the others wait" in says
+    updates = [entry(name, Layout(1, 16, 1, zero_stage=stage)) for name, stage in (
+        ("llama3.2-1b", 0), ("llama3-8b", 0), ("llama3-8b", 3))]
+    took = [2e3 * (line.parameter_bytes + line.gradient_bytes + line.optimizer_bytes) / MEMORY for line in updates]
+    assert f"{took[0]:.0f} ms for 1B, and for 8B {took[1]:.0f} ms under DDP and {took[2]:.0f} with stage 3" in says
     assert (f"at the slower of {450 * over.inside_share:.0f} GB/s and the cards of their ring, each "
             f"{50 * over.across_share:.0f}") in says
     assert f"less {100 * over.tensor_hidden_share:.0f} %" in says
     assert f"to {100 * (1 - over.stage_hidden_share):.0f} % if they do" in says
     assert f"the last {100 * over.hidden_share:.0f} % of the last backward" in says
+    assert f"waits {1e6 * over.ring_hop_s:.1f} µs more for each message" in says
+    small, middle, *large = (round(100 * reached(way.line, way.model, way.layout.num_gpus) / 989e12) for way in STORY
+                             if way.chapter in (2, 4, 5, 6, 7) and (not way.opens or way.chapter == 5))
+    assert f"reach {small} % with the 1B model, {middle} % with 8B and {min(large)} to {max(large)} % with 70B" in says
+
+
+def test_chapter_3_says_what_messages_wait_for() -> None:
+    says, hop_s = told(3), cluster_of("h100", 128, SOFTWARE[0]).overheads.ring_hop_s
+    buckets = MODELS["llama3.2-1b"].num_parameters * 2 / (25 * 2**20)
+    few, many = (2 * (size - 1) for size in (128, 1024))
+    assert f"{few} of them, {1e3 * few * hop_s:.1f} ms, and on 1,024 GPUs {many:,}, {1e3 * many * hop_s:.1f} ms" in says
+    assert f"16 layers: {16e3 * few * hop_s:.0f} ms and {16e3 * many * hop_s:.0f} ms" in says
+    assert f"are {buckets:.0f} buckets" in says
+    assert f"wait {1e3 * buckets * few * hop_s:.0f} ms and {buckets * many * hop_s:.1f} s" in says
 
 
 def test_chapter_9_says_what_experts_cost() -> None:
