@@ -95,9 +95,14 @@ To look into a script of your own, start it with `lockstep run --ranks 4 train.p
 unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`: those of a hang once no rank has
 moved for `--hang-s` seconds (10), those of a result that is wrong when the job has ended. A call that `launch` refuses,
 such as a collective that differs between ranks, is told before it is made, and the script goes on. Only a tensor whose
-memory gloo would misread is refused there as well. Calls that differ between ranks of several hosts are told by
-`launch` alone. When a rank fails, torchrun ends the others at once, so that it had read a file too early is told only
-if another rank had begun to write that file by then.
+memory gloo would misread is refused there as well. When a rank fails, torchrun ends the others at once, so that it had
+read a file too early is told only if another rank had begun to write that file by then.
+
+On several hosts, start torchrun on each yourself, with `-m book.job` before the script:
+`torchrun --nnodes 2 … -m book.job train.py ARGS`. `LOCKSTEP_HANG_S=60` in the environment sets the limit. The hosts
+tell one another through torchrun's store how their ranks are, and the first host prints what is said, of the ranks of
+all. Calls are compared inside each host only: where those of two hosts differ, you get the message of the hang that
+follows. Each host sums up its own ranks at the end.
 
 At the end, or when you interrupt the job, it says which rank was late, in which phase, and how long the others waited
 for it ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page, `DIR/report.html`, with a picture

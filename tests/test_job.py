@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -436,13 +437,26 @@ def test_workers_of_a_loader_are_no_ranks_and_replicas_are_compared(method: str,
     assert "broadcast" in said and "differ between ranks 0, 1" in said
 
 
-def test_under_torchrun_each_host_has_a_judge(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind, words", [
+    ("stop", r"cause: rank 0 waits in all_reduce\(.*\); rank 1 is stopped by a signal \(SIGSTOP\) instead"),
+    ("crash", r"rank 1 failed in train.py line 20: .*\n.*ValueError: bad batch")])
+def test_under_torchrun_judges_of_two_hosts_know_of_each_others_ranks(kind: str, words: str, tmp_path: Path) -> None:
+    """Two agents, as on two hosts."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "book.job",
-            str(tmp_path / "train.py"), "crash"]
-    ended = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, timeout=LIMIT_S,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # until the judge has ended too
-    assert ended.returncode == 1 and "[lockstep] ValueError: bad batch" in ended.stdout, ended.stdout
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr",
+            "127.0.0.1", "--master-port", str(port)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), told.HANG_S: "3", told.END_HUNG: "1"}
+    agents = [subprocess.Popen([*line, "--node-rank", str(node), "-m", "book.job", str(tmp_path / "train.py"), kind],
+                               env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+              for node in range(2)]
+    printed = [agent.communicate(timeout=LIMIT_S)[0] for agent in agents]  # until the judges have ended too
+    assert all(agent.returncode == 1 for agent in agents), printed
+    said = [[row for row in text.splitlines() if row.startswith("[lockstep]")] for text in printed]
+    assert re.search(words, "\n".join(said[0] or said[1])), printed
+    # Of a crash, host 0 may be gone before it has heard, or before it can say so.
+    assert kind == "crash" or (said[0] and not said[1]), "it is told once, by host 0"
     assert not left(tmp_path)
 
 

@@ -47,11 +47,13 @@ class Rank:
         folder = os.environ.get(told.FOLDER) or _folder_of_agent()
         self.folder = told.attempt_folder(folder, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.told = Told(number, size, local_size, os.getpid(), time.monotonic())
+        self._found = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", 0))
+        self.told = Told(number, size, local_size, os.getpid(), time.monotonic(), store=self._found,
+                         host=int(os.environ.get("GROUP_RANK", 0)),
+                         num_hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1)))
         self.stacks = io.FileIO(told.stacks_file(self.folder, number), "w")
         told.write(self.folder, self.told)
         self._watch: Any = None
-        self._found = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", 0))
         self._written: dict[str, tuple[str, int]] = {}  # variables that the script has set, and the lines
         _note_variables(self._written)
         if os.environ.get("LOCAL_RANK", "0") == "0" and told.JUDGED not in os.environ:

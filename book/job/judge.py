@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from book.job import ending, told
+from book.job.across import ANSWER_S, EXCHANGE_S, Calls, Exchange, ranks_of, seen
 from book.job.members import Member
 from book.launch import family
 from book.launch.agreement import last_calls
@@ -41,10 +42,14 @@ class Judge:
     def __init__(self, folder: str, agent: int, hang_s: float, ends_hung: bool) -> None:
         self._folder, self._agent, self._hang_s, self._ends_hung = folder, agent, hang_s, ends_hung
         self._attempt: Path | None = None
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Member] = {}  # of this host
+        self._elsewhere: dict[int, Member] = {}
+        self._exchange: Exchange | None = None
+        self._failed_in = 0  # the first report of this host in which a rank has failed
         self._said: list[str] = []
         self._told_hang = self._cause = ""  # the verdict on the hang that has been told, and its first cause
-        self._told_failure = self._told_mismatch = self._interrupted = False
+        self._told_failure = self._told_mismatch = self._told_end = self._interrupted = False
+        self._calls_elsewhere: list[Calls] = []
 
     def interrupt(self, *_: object) -> None:
         """Blame nobody from now on: the ranks are ended from outside."""
@@ -54,7 +59,7 @@ class Judge:
         """Judge until torchrun is gone, then sum up."""
         while not family.is_gone(self._agent):
             self._look()
-            if not self._interrupted:
+            if not self._interrupted and self._speaks():
                 self._say_what_is_wrong()
             time.sleep(LOOK_S)
         self._look()
@@ -62,8 +67,11 @@ class Judge:
             self._say("\n".join(timelines_told([*self._rings().values()])))
             self._keep(runs.HUNG if self._told_hang else runs.INTERRUPTED)
             return
-        self._say_what_differs(settled=True)
-        self._say_what_has_failed(settled=True)
+        if not self._speaks(ANSWER_S):
+            self._told_failure = self._told_failure or any(member.failed for member in self._members.values())
+        else:
+            self._say_what_differs(settled=True)
+            self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
             ranks = [self._members[rank].told for rank in sorted(self._members)]
             self._say(ending.summary(ranks, [*self._rings().values()]))
@@ -94,11 +102,45 @@ class Judge:
         if latest is None:
             return
         if latest != self._attempt:
-            self._attempt, self._members = latest, {}
-            self._told_hang, self._told_failure, self._told_mismatch = "", False, False
+            self._attempt, self._members, self._elsewhere, self._failed_in = latest, {}, {}, 0
+            self._told_hang, self._told_failure, self._told_mismatch, self._told_end = "", False, False, False
+            if self._exchange:
+                self._exchange.end()
+                self._exchange = None
         now_s = time.monotonic()
         for rank, said in told.read(latest).items():
             self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
+        self._meet_others(now_s)
+
+    def _meet_others(self, now_s: float) -> None:
+        """Tell the judges of other hosts how this one's ranks are, and hear of theirs."""
+        assert self._attempt is not None
+        first = next(iter(self._members.values())).told if self._members else None
+        if first is None or first.num_hosts == 1:
+            return
+        if self._exchange is None:
+            self._exchange = Exchange(first, self._attempt.name)
+        ranks = tuple(seen(member, self._attempt, now_s) for member in self._members.values())
+        number = self._exchange.tell(ranks, self._own_calls(first.world_size), self._told_end)
+        if not self._failed_in and any(member.failed for member in self._members.values()):
+            self._failed_in = number
+        heard = self._exchange.heard()
+        self._elsewhere = {rank: one for report, came_s in heard for rank, one in ranks_of(report, came_s).items()}
+        self._calls_elsewhere = [report.calls for report, _ in heard]
+        if self._exchange.host and any(report.ends for report, _ in heard):
+            self._end_ranks()
+
+    def _speaks(self, limit_s: float = 0.0) -> bool:
+        """Whether this judge says what is wrong: that of host 0 does where it has read of this host's failures.
+
+        Nor does this one where a rank of it has only lost another host's: the error is there.
+        """
+        if self._exchange is None or self._exchange.host == 0:
+            return True
+        failed = [member for member in self._members.values() if member.failed]
+        if failed and min(failed, key=Member.failed_s).is_victim:
+            return False
+        return not self._exchange.heard() or not self._exchange.is_read(self._failed_in, limit_s)
 
     def _say_what_is_wrong(self) -> None:
         self._say_what_differs(settled=False)
@@ -120,9 +162,10 @@ class Judge:
 
     def _verdict(self) -> str:
         """How the ranks stand: "hang", "quiet" if nothing has been called for long, "" if they move."""
-        members, now_s = list(self._members.values()), time.monotonic()
+        members, now_s = list(self._all().values()), time.monotonic()
         working = [member for member in members if member.works]
-        if not working or len(members) < working[0].told.local_size:
+        hears_all = self._exchange is not None and self._exchange.hears_all()
+        if not working or len(members) < (working[0].told.world_size if hears_all else working[0].told.local_size):
             return ""
         calm_s = now_s - max(member.moved_s for member in members)
         still = [member.still_s(now_s) for member in working]
@@ -132,15 +175,28 @@ class Judge:
         waits = any(member.told.standing and member.told.standing.main.kind in FOR_OTHERS for member in working)
         return "quiet" if waits and calm_s >= QUIET * self._hang_s else ""
 
+    def _all(self) -> dict[int, Member]:
+        """All ranks that are known, those of other hosts too."""
+        return dict(sorted({**self._elsewhere, **self._members}.items()))
+
     def _hang(self) -> Hang:
-        now_s, size = time.monotonic(), max(member.told.world_size for member in self._members.values())
+        known = self._all()
+        now_s, size = time.monotonic(), max(member.told.world_size for member in known.values())
         assert self._attempt is not None  # ranks have said something
-        standings = [self._members[rank].standing(self._attempt, now_s) if rank in self._members
+        standings = [known[rank].standing(self._attempt, now_s) if rank in known
                      else Standing(Doing(Kind.UNKNOWN), "another host") for rank in range(size)]
         return hang_of(standings, self._calls(size))
 
     def _calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
-        """The last calls of ranks, which their board keeps though they are dead."""
+        """The last calls of the ranks of all hosts that are heard."""
+        found: dict[Group, dict[int, CollectiveCall]] = {}
+        for calls in (self._own_calls(size), *self._calls_elsewhere):
+            for group, last in calls.items():
+                found.setdefault(group, {}).update(last)
+        return found
+
+    def _own_calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
+        """The last calls of this host's ranks, which their board keeps though they are dead."""
         if self._attempt is None or not (self._attempt / told.BOARD).exists():
             return {}
         board = Board.at(self._attempt / told.BOARD, size)
@@ -152,17 +208,24 @@ class Judge:
     def _end(self) -> None:
         """Kill the ranks; torchrun says how they ended, or starts them again."""
         self._say("ended, as --end-hung asks")
+        self._told_end = True
+        if self._exchange:  # torchrun's store goes with the ranks of host 0
+            self._look()
+            time.sleep(2 * EXCHANGE_S)
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
         # A worker of a loader that is stuck too would not notice that its rank is gone.
         family.end([member.told.pid for member in self._members.values() if member.works])
         self._told_failure = True  # their deaths are no news
 
     def _say_what_differs(self, settled: bool) -> None:
-        found = [member.told.mismatch for member in self._members.values() if member.told.mismatch]
+        found = [member.told.mismatch for member in self._all().values() if member.told.mismatch]
         if not found or self._told_mismatch:
             return
         first = min(found, key=lambda one: one.time_s)
-        stood = told.stood({rank: member.told for rank, member in self._members.items()}, first)
-        is_known = stood.keys() >= self._members.keys()
+        stood = told.stood({rank: member.told for rank, member in self._all().items()}, first)
+        is_known = stood.keys() >= self._all().keys()
         if settled or is_known or time.monotonic() > first.time_s + DIFFERS_S:
             self._told_mismatch = True
             ranks = [stood.get(rank, standing) for rank, standing in enumerate(self._hang().ranks)]
@@ -170,13 +233,13 @@ class Judge:
                                         hang_of(ranks, first.calls) if is_known else None))
 
     def _say_what_has_failed(self, settled: bool) -> None:
-        failed = [member for member in self._members.values() if member.failed]
+        failed = [member for member in self._all().values() if member.failed]
         if not failed or self._told_failure:
             return
         if settled or time.monotonic() - min(member.failed_s() for member in failed) > SETTLE_S:
             self._told_failure = True
             self._say_what_differs(settled=True)
-            self._say(ending.failure(list(self._members.values()), self._hang(), self._told_mismatch))
+            self._say(ending.failure(list(self._all().values()), self._hang(), self._told_mismatch))
             self._keep(runs.FAILED)
 
 

@@ -46,6 +46,15 @@ class Told(NamedTuple):
     notes: Notes | None = None
     written: Mapping[str, Write] = {}  # the files that it has begun to write, by full path
     noted: tuple[tuple[str, ...], tuple[Group, ...], bool] | None = None  # what the numbers in its ring stand for
+    host: int = 0  # this host's number, and how many there are
+    num_hosts: int = 1
+    store: tuple[str, int] = ("", 0)  # where the store of torchrun's agents listens
+
+
+def moved_by(told: Told, by_s: float) -> Told:
+    """What a rank said, with its times moved: to the clock of another host."""
+    mismatch = told.mismatch and told.mismatch._replace(time_s=told.mismatch.time_s + by_s)
+    return told._replace(time_s=told.time_s + by_s, mismatch=mismatch)
 
 
 def stood(said: Mapping[int, Told], first: Mismatch) -> dict[int, Standing]:

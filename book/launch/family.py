@@ -34,12 +34,12 @@ def adopt_orphans() -> None:
 
 
 def end(roots: Collection[int]) -> None:
-    """Kill these processes and all that they have started, including what they start meanwhile."""
+    """Kill these processes and all that they have started, including what they start meanwhile; not the caller."""
     for pid in roots:
         end_group(pid)
     stopped: set[int] = set()
     # A process that is stopped starts nothing more, so each round finds what was started before it was stopped.
-    while new := _with_descendants(roots) - stopped:
+    while new := _with_descendants(roots) - stopped - {os.getpid()}:
         _signal(new, signal.SIGSTOP)
         stopped |= new
     _signal(stopped or roots, signal.SIGKILL)
