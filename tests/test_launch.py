@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from book.launch import HangError, LaunchError, RankError, launch
-from book.launch.output import MAX_LINE_BYTES, Lines
+from book.launch.output import MAX_LINE_BYTES, StreamLines
 from book.launch.ranks import Ranks
 from tests.by_value import sent_by_value
 
@@ -156,7 +156,7 @@ def test_lines_that_are_not_kept_are_counted_in_an_error_too(capsys):
 
 @given(st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"b", b"\n")), max_size=9))
 def test_lines_do_not_depend_on_how_the_bytes_arrive(parts):
-    lines = Lines()
+    lines = StreamLines()
     complete = [line for part in [*filter(None, parts), b""] for line in lines.feed(part)]
     whole = [line.decode("utf-8", "replace") for line in b"".join(parts).split(b"\n")]
     assert complete == lines.kept == (whole if whole[-1] else whole[:-1])

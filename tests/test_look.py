@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from book.__main__ import main
-from book.job.noted import Noted
+from book.job.noted import RingNotes
 from book.launch import HangError, launch
 from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
-from book.look.flights import Call, Due, Flight, guilty, waits
+from book.look.flights import Call, Due, FlightDump, guilty, waits
 from book.look.profiles import TraceFileError, read_profile, times
 from book.look.runs import read_run, write_run
 from book.look.spans import common, covered_s, length, less, union
@@ -132,7 +132,7 @@ def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders
 def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None:
     draw, number = random.Random(7), LAST + 3
     times_ns = [sorted(draw.sample(range(1, 10 ** 9), number)) for _ in range(3)]
-    flights = [Flight(rank, 3, backend, tuple(
+    flights = [FlightDump(rank, 3, backend, tuple(
         Call("0", (0, 1, 2), place, "all_reduce", "all_reduce(float [8])", 32, time_ns, place < number, "")
         for place, time_ns in enumerate(times_ns[rank][:number - (rank == 1)], 1))) for rank in range(3)]
     timelines, moments = timelines_of_dumps(flights)
@@ -148,7 +148,7 @@ def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None
 def test_dumps_without_times_or_in_which_nobody_waits_have_no_picture() -> None:
     call = Call("0", (0, 1), 1, "all_reduce", "all_reduce(float [8])", 32, 5, True, "")
     for calls in ([call, call], [replace(call, done=False, time_ns=0), call]):
-        assert timelines_of_dumps([Flight(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
+        assert timelines_of_dumps([FlightDump(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
 
 
 def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:
@@ -642,7 +642,7 @@ def test_stretches_of_time_against_counting(seed: int) -> None:
 
 def test_a_ring_keeps_the_last_rows_and_marks_none_that_has_gone() -> None:
     memory = bytearray(NUM_BYTES)
-    noted, group = Noted(memory), Group("0", (1, 0))
+    noted, group = RingNotes(memory), Group("0", (1, 0))
 
     def call(serial: int) -> Any:
         op = SimpleNamespace(serial=serial, group=group, function=None, kind="all_reduce", number=serial, num_bytes=8)

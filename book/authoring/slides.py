@@ -19,7 +19,7 @@ from book.authoring.figures import LEDGER, Figure, figures, table_of
 from book.authoring.notebooks import NotebookError, parse
 from book.authoring.photos import Camera, camera
 from book.authoring.prose import cited, plain
-from book.authoring.syllabus import SYLLABUS, Shown, Week, weeks
+from book.authoring.syllabus import SYLLABUS, ClassFigure, Week, weeks
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, MARGIN = 13.333, 7.5, 0.5  # inches
@@ -93,7 +93,7 @@ class Deck:
         slide = self.begin(title, notes)
         self.text(slide, text, FIGURE_TOP + 0.2, TEXT_END, size)
 
-    def figure(self, figure: Figure, shown: Shown | None) -> None:
+    def figure(self, figure: Figure, shown: ClassFigure | None) -> None:
         """A slide of a figure: its question, its picture or its words, where it plays; what is said of it as notes."""
         question = plain(shown.question) if shown else ""
         around = ["\n".join(figure.words), plain(figure.before), plain(figure.after)]

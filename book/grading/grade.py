@@ -21,7 +21,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from book.grading import feedback, lab as labs, wired
-from book.grading.handed_in import Entry
+from book.grading.handed_in import StudentEntry
 from book.grading.lab import LabError, marks
 from book.grading.own import NOBODY, Owners, digest, in_words, uses_own
 from book.grading.ranks import WireMemory, WireRanks
@@ -217,7 +217,7 @@ class Grader:
             self.warm = warm
 
 
-def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
+def grade(lab: Path, entries: Sequence[StudentEntry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
           done: Callable[[Record], None] = lambda record: None, explains: bool = True,
           owners: Owners = NOBODY, begins: Callable[[], None] = lambda: None) -> list[Record]:
     """Grades all submissions, several at a time, and returns a record for each in their order.
@@ -237,7 +237,7 @@ def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, san
                 for entry, record in zip(entries, first)]
 
 
-def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
+def _grade_entry(grader: Grader, entry: StudentEntry, done: Callable[[Record], None]) -> Record:
     """One submission's record: the one on disk if it is for exactly this submission, else a new one."""
     record: Record = {"student": entry.student, "slug": entry.slug, "key": None, "error": entry.error, "notes": [],
                       "exercises": {str(n): {"points": 0, "max_points": p, "status": "not graded", "checks": []}
@@ -275,7 +275,7 @@ def _noted_in(record: Record) -> Iterator[None]:
         record["fault"] = traceback.format_exc()
 
 
-def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
+def _again(grader: Grader, entry: StudentEntry, record: Record, done: Callable[[Record], None]) -> Record:
     """Grades again, alone, the exercises that a busy machine may have failed, or all of them if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
@@ -305,7 +305,7 @@ def _unsettled(record: Record) -> bool:
     return "fault" in record or any(e.get("retry") for e in record["exercises"].values())
 
 
-def _submission(entry: Entry, lab: NotebookNode) -> Submission:
+def _submission(entry: StudentEntry, lab: NotebookNode) -> Submission:
     if entry.path is None:
         raise SubmissionError(entry.error or "no notebook")
     return read_submission(entry.path, lab)

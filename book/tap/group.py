@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.tap.log import LOG, NOBODY, Described, Group, Op
+from book.tap.log import LOG, NOBODY, Described, Op, OwnGroup
 from book.tap.place import caller
 from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
@@ -80,19 +80,19 @@ class _Calls:
     """What has been called in one group."""
 
     def __init__(self) -> None:
-        self.group: Group | None = None  # known only after the group's constructor
+        self.group: OwnGroup | None = None  # known only after the group's constructor
         self.collectives, self.messages = itertools.count(1), itertools.count(1)
         # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self.batch: list[Op] | None = None
 
-    def of(self, group: ProcessGroup) -> Group:
+    def of(self, group: ProcessGroup) -> OwnGroup:
         """The group that these calls are in."""
         if self.group is None:
             try:
                 ranks, backend = tuple(dist.get_process_group_ranks(group)), dist.get_backend_config(group)
             except KeyError:  # torch has not registered it yet
-                return Group(group.group_name, tuple(range(group.size())), "", group.rank())
-            self.group = Group(group.group_name, ranks, backend, dist.get_rank())
+                return OwnGroup(group.group_name, tuple(range(group.size())), "", group.rank())
+            self.group = OwnGroup(group.group_name, ranks, backend, dist.get_rank())
         return self.group
 
 
@@ -201,7 +201,7 @@ def _seen(name: str) -> Callable[..., Work | None]:
     return uncompiled(call)
 
 
-def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
+def _collective(name: str, group: OwnGroup, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
     """A collective as an op, and all tensors in its arguments."""
     kind, place, is_nested = COLLECTIVES[name]
     sides = [_side(arg) for arg in args]
@@ -234,7 +234,7 @@ def _bytes_in(tensors: Tensors) -> int:
     return num_bytes
 
 
-def _in_world(group: Group, rank: int | None) -> int | None:
+def _in_world(group: OwnGroup, rank: int | None) -> int | None:
     """The rank in the world of a rank in a group; NOBODY if the group has no such rank."""
     return None if rank is None else group.ranks[rank] if 0 <= rank < len(group.ranks) else NOBODY
 

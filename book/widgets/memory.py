@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
-from book.widgets.memory_run import HINT, REDUCES, Held, Operation, Piece, read_held
+from book.widgets.memory_run import HINT, REDUCES, Held, MemoryMoment, Piece, read_held
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import origin
@@ -182,7 +182,7 @@ def told(held: Held) -> Iterator[list[str]]:
         yield [stress, rest + (" The step is over." if k == last == len(held.operations) - 1 else "")]
 
 
-def _told(held: Held, operation: Operation, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
+def _told(held: Held, operation: MemoryMoment, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
     unit, part = operation.unit, PARTS[held.world_size]
     grown = {what: sum(b - state.get((w, u), 0) for (w, u), b in operation.changes if w == what) for what in STATE}
     if operation.op == "all_gather":
@@ -204,7 +204,7 @@ def _told(held: Held, operation: Operation, state: Mapping[tuple[str, str], floa
     return _computed(held, operation, grown)
 
 
-def _computed(held: Held, operation: Operation, grown: dict[str, float]) -> tuple[str, str]:
+def _computed(held: Held, operation: MemoryMoment, grown: dict[str, float]) -> tuple[str, str]:
     made = [f"{_kb(grown[what])} of {what}" for what in ("activations", "gradients") if grown[what] > 0]
     if operation.op == "update":
         sharded = held.zero_stage in (1, 2, 3) and held.world_size > 1
