@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from book.launch import LaunchError, launch
+from book.words import capitalised
 
 DEPRECATED = {"FutureWarning", "DeprecationWarning", "PendingDeprecationWarning", "Warning"}
 IN_WORDS = {"ScriptError": "fails", "HangError": "hangs"}  # these are the book's own errors, not PyTorch's
@@ -262,6 +263,6 @@ class Overview:
 def _table_row(row: Row) -> str:
     anchor = re.sub(r"[^a-z0-9]+", "-", row.old.lower()).strip("-")  # as docutils makes it from the heading
     today = f"{row.happened}. {SENTENCE_END.split(row.today)[0]}"
-    words = re.sub("`(.*?)`", r"<code>\1</code>", html.escape(today[0].upper() + today[1:]))
+    words = re.sub("`(.*?)`", r"<code>\1</code>", html.escape(capitalised(today)))
     return (f'<tr><td><a href="#{anchor}"><code>{html.escape(row.old)}</code></a></td>'
             f"<td>{words}</td><td><code>{html.escape(row.new)}</code></td></tr>")

@@ -464,10 +464,9 @@ def test_only_ranks_that_can_answer_are_asked_for_their_stack():
 # Hangs
 
 def hang(fn, world_size=3, timeout_s=60.0, hang_s=0.5):
-    started_s = time.monotonic()
     with pytest.raises(HangError) as caught:
         launch(fn, world_size, timeout_s=timeout_s, hang_s=hang_s)
-    assert time.monotonic() - started_s < 60
+    assert not caught.value.late, "told because nothing moved, and not because the time was up"
     head, *lines = str(caught.value).splitlines()
     return head, [re.sub(r"line \d+", "line N", line.strip()) for line in lines
                   if not line.startswith(("cause: ", "possible cause: "))]

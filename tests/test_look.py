@@ -123,7 +123,7 @@ def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders
     ends = [covered(lane) for lane in run["lanes"]]
     assert ends[2] == TICKS > max(ends[0], ends[1], ends[3]) and run["names"] == [0, 1, 2, 3]
     assert [stop["say"][0][1] for stop in run["stops"]][1:] == [
-        "Here all of these ranks had made call 1, all_reduce(float [4]).", "rank 2"]
+        "Here all of these ranks had made call 1, all_reduce(float [4]).", "Rank 2"]
     assert main(["show", str(folders["late"]), "--out", str(tmp_path / "page.html")]) == 0
     assert "Here all of these ranks had made call 1" in (tmp_path / "page.html").read_text("utf-8")
 
@@ -294,7 +294,7 @@ def test_a_run_is_shown_again_with_its_page(tmp_path: Path, capsys: pytest.Captu
     data = shown_on(page)
     lanes, (start, *stops) = data["lanes"], data["stops"]
     assert len(lanes) == 4 and start["t"] == 0 and stops[-1]["t"] == TICKS == 100_000
-    assert stops[-1]["say"][0][1].startswith("rank 2 is late: it came last to 19 of 19 exchanges")
+    assert stops[-1]["say"][0][1].startswith("Rank 2 is late: it came last to 19 of 19 exchanges")
     assert stops[0]["say"] == [["Rank 2 comes last", ", 20 ms after the one before it and 20 ms after the first."]]
     lengths = [sum(lane[place + 2] for place in range(0, len(lane), 3) if lane[place] == KINDS.index("backward"))
                for lane in lanes]
@@ -312,8 +312,8 @@ def shown_on(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("state, title, end", [
-    ("ended", "that has ended", "rank 2 is late: "), ("interrupted", "that was interrupted", "rank 2 is late: "),
-    ("failed", "that has failed", "The end."), ("hung", "that hangs", "cause: rank 2 is missing")])
+    ("ended", "that has ended", "Rank 2 is late: "), ("interrupted", "that was interrupted", "Rank 2 is late: "),
+    ("failed", "that has failed", "The end."), ("hung", "that hangs", "Cause: rank 2 is missing")])
 def test_the_page_of_a_run_says_how_it_ended(state: str, title: str, end: str, tmp_path: Path) -> None:
     """Whatever its lines have said: here the first cause among them is another."""
     page = tmp_path / "report.html"
@@ -339,7 +339,7 @@ def test_a_hang_ends_with_ranks_that_wait(tmp_path: Path) -> None:
     data = Calls(timelines, end="rank 1 is missing", hangs=True).data(live=False)["runs"][0]
     ends = [covered(lane) for lane in data["lanes"]]
     assert ends[1] == TICKS and ends[0] == ends[2] < 0.95 * TICKS
-    assert data["stops"][-1] == {"t": TICKS, "say": [["", "rank 1 is missing"]]}
+    assert data["stops"][-1] == {"t": TICKS, "say": [["", "Rank 1 is missing"]]}
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -20,6 +20,7 @@ from book.authoring.notebooks import NotebookError, parse
 from book.authoring.photos import Camera, camera
 from book.authoring.prose import cited, plain
 from book.authoring.syllabus import SYLLABUS, ClassFigure, Week, weeks
+from book.words import capitalised
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, MARGIN = 13.333, 7.5, 0.5  # inches
@@ -101,7 +102,7 @@ class Deck:
         top = FIGURE_TOP
         if question:
             height = QUESTION_IN[min(2, num_lines(question, INSIDE, QUESTION_POINTS))]
-            self.text(slide, question[:1].upper() + question[1:], top, top + height, QUESTION_POINTS, color=BLUE)
+            self.text(slide, capitalised(question), top, top + height, QUESTION_POINTS, color=BLUE)
             top += height
         picture = self.take(figure, INSIDE / (FIGURE_END - top)) if self.take and figure.html else figure.picture
         if picture:

@@ -18,7 +18,7 @@ from book.trace import SCORES, Trace
 from book.widgets.page import Data, Recorded, arranged
 from book.widgets.show import show
 from book.widgets.terms import origin
-from book.words import counted, in_bytes, joined
+from book.words import capitalised, counted, in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -173,7 +173,7 @@ def _hop(hop: Hop) -> list[Any]:
         where = "to the next" if by == {1} else "to the one before it"
         return ["Every rank passes keys and values on", f" {where}. The ranks work on {work} scores.{waits} "]
     moves = joined(f"rank {src} sends rank {whose}'s keys to rank {dst}" for src, dst, whose in hop.moves)
-    return [moves[0].upper() + moves[1:] + ".", f" The ranks work on {work} scores.{waits} "]
+    return [f"{capitalised(moves)}.", f" The ranks work on {work} scores.{waits} "]
 
 
 def figures(trace: Trace, play: AttentionPlay) -> list[list[str]]:

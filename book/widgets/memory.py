@@ -25,7 +25,7 @@ from book.widgets.memory_run import HINT, REDUCES, Held, MemoryMoment, Piece, re
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import origin
-from book.words import counted, in_bytes
+from book.words import capitalised, counted, in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -198,7 +198,7 @@ def _told(held: Held, operation: MemoryMoment, state: Mapping[tuple[str, str], f
         return (f"All-reduce of {unit}",
                 f": each rank gets all of the mean gradient; each sends {_kb(operation.num_sent)}.")
     if operation.op == "free":
-        return f"{_upper(unit)} is freed", f": each rank keeps its {part}, {_kb(operation.changes[0][1])}."
+        return f"{capitalised(unit)} is freed", f": each rank keeps its {part}, {_kb(operation.changes[0][1])}."
     if operation.op == "drop":
         return "The gradients are dropped", f": {_kb(-grown['gradients'])} on each rank."
     return _computed(held, operation, grown)
@@ -213,7 +213,7 @@ def _computed(held: Held, operation: MemoryMoment, grown: dict[str, float]) -> t
         return f"Each rank updates {whose}", new
     around = " What lies outside the blocks is first and last in use." if operation.unit == "root" else ""
     new = f", which makes {' and '.join(made)}" if made else ""
-    return f"{_upper(operation.op)} of {operation.unit}", f" on each rank's part of the batch{new}.{around}"
+    return f"{capitalised(operation.op)} of {operation.unit}", f" on each rank's part of the batch{new}.{around}"
 
 
 def figures(held: Held) -> list[list[str]]:
@@ -245,10 +245,6 @@ def _kept(held: Held) -> str:
     names = [f"{what}/{held.world_size}" if shards.get(what) and held.world_size > 1 else what
              for what in STATE if sum(b for (w, _), b in left.items() if w == what)]
     return f": {' + '.join(names)}" if names else ""
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _kb(num_bytes: float) -> str:

@@ -27,7 +27,7 @@ from book.widgets.mesh_run import RESULTS, RankAct, Step, Stop, read_step
 from book.widgets.page import Data, Page, heading, listed, table
 from book.widgets.show import show
 from book.widgets.terms import origin, spelled
-from book.words import agree, counted, in_bytes, joined, plural
+from book.words import agree, capitalised, counted, in_bytes, joined, plural
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -249,7 +249,7 @@ class _Teller:
                 who, each = _names(ranks, self._mesh.world_size), len(events) // len(ranks)
                 axes = sorted({axis_name(event, self._mesh) for event in events})
                 size = f"{each} times {size}" if each > 1 else size
-                yield (f"{who[0].upper()}{who[1:]} {agree('sends', ranks)}",
+                yield (f"{capitalised(who)} {agree('sends', ranks)}",
                        f" {size}{' each' * (len(ranks) > 1)} along {' and '.join(axes)}.")
 
     def collectives(self, stop: Stop) -> Iterator[Said]:

@@ -23,6 +23,7 @@ from book.widgets.player_run import ChunkRun, Contributions, as_trace, read_run
 from book.widgets.player_words import size_of, source_of, steps_in_words, told
 from book.widgets.show import show
 from book.widgets.terms import spelled
+from book.words import capitalised
 
 if TYPE_CHECKING:
     from book.widgets.live import Live, Panel
@@ -88,7 +89,7 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     return Panel(run, page_of, controls)
 
 
-TICKS = 10_000  # in a run's duration: modelled times are written in them
+MODELLED_TICKS = 10_000  # in a run's duration: modelled times are written in them
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _write_times(run: ChunkRun, trace: Trace) -> dict[str, Any]:
         return {}
     origin, duration = min(start_s for start_s, _ in times), trace.duration_s
     return {"duration_s": float(f"{duration:.6g}"),
-            "times": [[round((s - origin) / duration * TICKS) for s in span] for span in times]}
+            "times": [[round((s - origin) / duration * MODELLED_TICKS) for s in span] for span in times]}
 
 
 def _sizes(run: ChunkRun) -> dict[str, Any]:
@@ -236,5 +237,4 @@ def title_of(traces: Mapping[Any, Any]) -> str:
     name = names.pop() if len(names) == 1 else None
     if not name:
         return "What every rank's chunks hold"
-    words = spelled(name)
-    return words[0].upper() + words[1:]
+    return capitalised(spelled(name))

@@ -17,7 +17,7 @@ from book.trace import Trace
 from book.widgets.page import listed
 from book.widgets.player_run import Called, ChunkRun, State, Transfer, shape_of
 from book.widgets.terms import spelled
-from book.words import agree, in_bytes, joined, plural
+from book.words import agree, capitalised, in_bytes, joined, plural
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
@@ -79,7 +79,7 @@ def _unmet(run: ChunkRun, step: int) -> str:
     if not ranks:
         return ""
     who = ranks_named(ranks)
-    return f"{who[0].upper()}{who[1:]} {agree('waits', ranks)} to receive, and nobody sends."
+    return f"{capitalised(who)} {agree('waits', ranks)} to receive, and nobody sends."
 
 
 def _does(message: Message, held: State) -> str:
@@ -119,7 +119,7 @@ def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> s
     if not calls:
         return ""
     who = _calls_in_words(calls, world_size)
-    who = f"Meanwhile {who}" if also_messages else who[0].upper() + who[1:]
+    who = f"Meanwhile {who}" if also_messages else capitalised(who)
     if any(call.missing for call in calls):
         return f"{who}."
     if {op for call in calls for op in call.ops.values()} == {"barrier"}:

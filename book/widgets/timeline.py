@@ -43,7 +43,7 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
     return show(BucketTimeline(runs, replay, title, labels, select))
 
 
-TICKS = 100_000
+TICKS = 100_000  # in the time that lanes show, as in lanes.js
 NO_BUCKET = -1
 MOST_RANKS, MOST_GRADIENTS = 8, 400
 Span = tuple[int, int]
