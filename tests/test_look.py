@@ -36,6 +36,7 @@ from book.report.page import write_run_page
 from book.report.traces import LAST, timelines_of_dumps
 from book.trace import Event, Trace
 from book.waiting.hang import Group
+from book.words import capitalised
 from book.widgets.calls import KINDS, TICKS, Calls, blocks
 from tests.damaged import damaged
 
@@ -382,7 +383,7 @@ def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["a trace of 2 ranks, recorded on gloo, measured times", "  all ranks together: all_reduce 18"]
     assert said[3].startswith("  rank 1 is late: it came last to 5 of 5 exchanges")
-    assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", said[3].strip()]]
+    assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", capitalised(said[3].strip())]]
     path.write_text(path.read_text()[:-9])
     assert main(["show", str(path)]) == 2 and "this is not a trace's JSON" in capsys.readouterr().err
 

@@ -164,14 +164,8 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
         function, place, owner, in_backward = caller(sys._getframe())
         op = Op(kind, function, own, next(calls.messages), place, owner, in_backward,
                 _in_world(own, args[0]) if has_peer else None, args[-1], (Described(tensor.dtype, tensor.shape),))
-        LOG.write(op, tensors)
-        try:
-            work = method(group, tensors, *args)
-        except Exception:
-            LOG.withdraw(op)
-            raise
+        work = _logged(op, tensors, calls, method, group, tensors, *args)
         if calls.batch is not None:
-            calls.batch.append(op)
             return work
         return Request(work, (op,)) if work is not None and function else wrapped(work, (op,))
 
@@ -187,18 +181,24 @@ def _seen(name: str) -> Callable[..., Work | None]:
         if not LOG.is_on:
             return method(group, *args, **options)
         op, tensors = _collective(name, calls.group or calls.of(self), calls, (*args, *options.values()))
-        LOG.write(op, tensors)
-        try:
-            work = method(group, *args, **options)
-        except Exception:
-            LOG.withdraw(op)
-            raise
-        if calls.batch is not None:
-            calls.batch.append(op)
-            return work
-        return wrapped(work, (op,))
+        work = _logged(op, tensors, calls, method, group, *args, **options)
+        return work if calls.batch is not None else wrapped(work, (op,))
 
     return uncompiled(call)
+
+
+def _logged(op: Op, tensors: Tensors, calls: _Calls, method: Callable[..., Work | None], group: ProcessGroup,
+            *args: Any, **options: Any) -> Work | None:
+    """Make a call that is noted first; torch may refuse it, and a batch waits for all of its calls together."""
+    LOG.write(op, tensors)
+    try:
+        work = method(group, *args, **options)
+    except Exception:
+        LOG.withdraw(op)
+        raise
+    if calls.batch is not None:
+        calls.batch.append(op)
+    return work
 
 
 def _collective(name: str, group: OwnGroup, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
