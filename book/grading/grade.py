@@ -148,23 +148,24 @@ class Grader:
         notebook = labs.job(self.lab, exercise, self.seed, submission.answers, numbers)
         labs.expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
-        passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
-        record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed}
-                            for m in marked]
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
-        why = result.why or _killed(result)
-        if why:
-            return record | {"status": "stopped: " + why, "retry": True}
-        failed = [check for check in record["checks"] if not check["passed"]]
+        return record | self._checked(exercise, result, lambda: self._wired(exercise, submission, ranks))
+
+    def _checked(self, exercise: int, result: Result, wire: Callable[[], Record]) -> Record:
+        """What the checks of an exercise say after they have run; `wire()` tries it over the wire, if it has to be."""
+        passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
+        checks = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed} for m in marked]
+        if why := result.why or _killed(result):
+            return {"checks": checks, "status": "stopped: " + why, "retry": True}
+        failed = [check for check in checks if not check["passed"]]
         hidden = [check for check in failed if check["hidden"]]
-        record["retry"] = bool(failed) and _hung(result)
+        record: Record = {"checks": checks, "retry": bool(failed) and _hung(result), "status": "passed"}
         if hidden:  # one costs all points of the exercise, a failed check of the student's copy only its own
             only_hidden = len(hidden) == len(failed)
             return record | {"status": "a check failed" + (" that your copy does not have" if only_hidden else "")}
-        told = _too_large(marked, result, self.references[exercise])
-        if told:
+        if told := _too_large(marked, result, self.references[exercise]):
             return record | {"status": told}
-        record = record | (self._wired(exercise, submission, ranks) if passed else {})
+        record |= wire() if passed else {}
         if record["status"] == "passed":
             record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
             record["status"] = "a check failed" if failed else "passed"
