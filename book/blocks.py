@@ -21,7 +21,7 @@ class BlockError(ValueError):
 
 
 @dataclass(frozen=True)
-class Block:
+class MatrixBlock:
     """Rows and columns of a matrix, each from the first up to, not including, the last; `shape` is the whole's."""
 
     matrix: str
@@ -34,7 +34,7 @@ class Block:
         return f"{self.matrix}[{top}:{bottom}, {left}:{right}] of {height}x{width}"
 
     @classmethod
-    def parse(cls, text: str) -> Block:
+    def parse(cls, text: str) -> MatrixBlock:
         """The block that `str` wrote; raises BlockError for any other text."""
         match = FORM.fullmatch(text)
         if not match:
@@ -64,7 +64,7 @@ class BlockOp:
     """
 
     kind: str
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[MatrixBlock, ...] = ()
     name: str = ""
     factors: tuple[Size, Size] | None = None
 
@@ -78,7 +78,7 @@ class BlockOp:
     def parse(cls, text: str) -> BlockOp:
         """What `str` wrote; raises BlockError where something else than blocks is listed."""
         head, _, listed = text.partition(": ")
-        blocks = tuple(Block.parse(block) for block in listed.split("; ") if block)
+        blocks = tuple(MatrixBlock.parse(block) for block in listed.split("; ") if block)
         if (match := FACTORS.fullmatch(head)):
             m, k, n, o = map(int, match.groups())
             return cls("multiply", blocks, factors=((m, k), (n, o)))

@@ -16,9 +16,8 @@ import numpy as np
 
 from book.cost import links
 from book.promise import ROOT
-from book.schedule import (
-    Loops, Phase, Phases, Schedule, ScheduleError, Span, check_counts, every, moves_of, phase,
-)
+from book.schedule import (ChunkRange, Loops, Phase, Phases, Schedule, ScheduleError, check_counts, every, moves_of,
+                           phase)
 
 
 def _any_world_size(world_size: int) -> list[tuple[int, ...]]:
@@ -199,27 +198,27 @@ def _collect(N: int) -> Loops:
 @phase
 def _to_the_root(N: int) -> Loops:
     for rank in range(1, N):
-        yield rank - 1, rank, ROOT, Span(0, N), "reduce"
+        yield rank - 1, rank, ROOT, ChunkRange(0, N), "reduce"
 
 
 @phase
 def _from_the_root(N: int) -> Loops:
     for rank in range(1, N):
-        yield rank - 1, ROOT, rank, Span(0, N), "copy"
+        yield rank - 1, ROOT, rank, ChunkRange(0, N), "copy"
 
 
 @phase
 def _tree_up(N: int) -> Loops:
     for level in range((N - 1).bit_length()):  # the leaves' level first
         parent = np.arange(0, N - 2**level, 2 * 2**level)
-        yield level, parent + 2**level, parent, Span(0, N), "reduce"
+        yield level, parent + 2**level, parent, ChunkRange(0, N), "reduce"
 
 
 @phase
 def _tree_down(N: int) -> Loops:
     for step, level in enumerate(reversed(range((N - 1).bit_length()))):
         parent = np.arange(0, N - 2**level, 2 * 2**level)
-        yield step, parent, parent + 2**level, Span(0, N), "copy"
+        yield step, parent, parent + 2**level, ChunkRange(0, N), "copy"
 
 
 @phase
@@ -227,7 +226,7 @@ def _halving(core: int) -> Loops:
     for step, level in enumerate(reversed(range(core.bit_length() - 1))):
         for rank in every(core):
             partner = rank ^ 2**level  # is sent what its half will keep
-            yield step, rank, partner, Span(partner >> level << level, 2**level), "reduce"
+            yield step, rank, partner, ChunkRange(partner >> level << level, 2**level), "reduce"
 
 
 @phase
@@ -235,19 +234,19 @@ def _doubling(core: int) -> Loops:
     for level in range(core.bit_length() - 1):
         for rank in every(core):
             partner = rank ^ 2**level  # gets back what it sent in the halving
-            yield level, partner, rank, Span(partner >> level << level, 2**level), "copy"
+            yield level, partner, rank, ChunkRange(partner >> level << level, 2**level), "copy"
 
 
 @phase
 def _fold(core: int, num_extra: int) -> Loops:
     for rank in every(num_extra):
-        yield 0, core + rank, rank, Span(0, core), "reduce"
+        yield 0, core + rank, rank, ChunkRange(0, core), "reduce"
 
 
 @phase
 def _unfold(core: int, num_extra: int) -> Loops:
     for rank in every(num_extra):
-        yield 0, rank, core + rank, Span(0, core), "copy"
+        yield 0, rank, core + rank, ChunkRange(0, core), "copy"
 
 
 @phase
@@ -258,7 +257,7 @@ def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str, ahead: int) -> L
             node, local = i % num_nodes, i // num_nodes
             right, shard = (local + 1) % ranks_per_node, (local + ahead - step) % ranks_per_node
             yield (step, node * ranks_per_node + local, node * ranks_per_node + right,
-                   Span(shard * num_nodes, num_nodes), op)
+                   ChunkRange(shard * num_nodes, num_nodes), op)
 
 
 @phase

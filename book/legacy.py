@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from book.launch import LaunchError, launch
+from book.words import capitalised
 
 DEPRECATED = {"FutureWarning", "DeprecationWarning", "PendingDeprecationWarning", "Warning"}
 IN_WORDS = {"ScriptError": "fails", "HangError": "hangs"}  # these are the book's own errors, not PyTorch's
@@ -50,7 +51,7 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """What a call did: the name of the error that it raised and its message, what it warned of, what it returned."""
 
     error: str | None = None
@@ -59,7 +60,7 @@ class Outcome:
     value: Any = None
 
 
-def observe(fn: Callable[[], Any]) -> Outcome:
+def observe(fn: Callable[[], Any]) -> CallOutcome:
     """Run `fn` and note what came of it; warnings are all caught, also those that Python shows once or never."""
     error, message, value = None, "", None
     with warnings.catch_warnings(record=True) as caught:
@@ -69,10 +70,10 @@ def observe(fn: Callable[[], Any]) -> Outcome:
         except Exception as raised:
             error, message = type(raised).__name__, str(raised)
     warned = {Warned(w.category.__name__, str(w.message), TORCH_ITSELF in w.filename): None for w in caught}
-    return Outcome(error, message, tuple(warned), value)
+    return CallOutcome(error, message, tuple(warned), value)
 
 
-def observe_ranks(fn: Callable[[], Any], world_size: int) -> Outcome:
+def observe_ranks(fn: Callable[[], Any], world_size: int) -> CallOutcome:
     """Run `fn` on ranks and note what came of it: the first error, all warnings, the values by rank.
 
     Ranks that wait for one another are a `HangError`, whose message says where each of them is.
@@ -81,11 +82,11 @@ def observe_ranks(fn: Callable[[], Any], world_size: int) -> Outcome:
         with contextlib.redirect_stdout(io.StringIO()):  # the line that names the backend, in every row
             run = launch(observe, world_size, fn)
     except LaunchError as raised:
-        return Outcome(type(raised).__name__, str(raised))
+        return CallOutcome(type(raised).__name__, str(raised))
     warned = {w: None for outcome in run for w in outcome.warned}
     warned |= {w: None for text in run.stderr for w in _on_stderr(text)}
     error, message = next(((o.error, o.message) for o in run if o.error), (None, ""))
-    return Outcome(error, message, tuple(warned), [outcome.value for outcome in run])
+    return CallOutcome(error, message, tuple(warned), [outcome.value for outcome in run])
 
 
 def _on_stderr(text: str) -> list[Warned]:
@@ -187,7 +188,7 @@ class Section:
         return kept
 
 
-def _check_old(name: str, was: Outcome, raises: type | None, warns: type | None, says: str) -> tuple[str, str]:
+def _check_old(name: str, was: CallOutcome, raises: type | None, warns: type | None, says: str) -> tuple[str, str]:
     """What the old code did, in a few words, and the sentence in which it said so."""
     if was.error != (raises and raises.__name__):
         stated = f"raises {raises.__name__}" if raises else "runs"
@@ -204,7 +205,7 @@ def _check_old(name: str, was: Outcome, raises: type | None, warns: type | None,
     return f"warns of a `{warns.__name__}`", _sentence(name, texts, says)
 
 
-def _check_new(name: str, is_now: Outcome) -> None:
+def _check_new(name: str, is_now: CallOutcome) -> None:
     if is_now.error or _deprecations(is_now):
         raise LegacyError(f"{name}, the new code, {_did(is_now)}.")
 
@@ -216,13 +217,13 @@ def _check_value(name: str, value: Any, stated: Any) -> None:
         raise LegacyError(f"{name} gives {value!r}; the row says {stated!r}.")
 
 
-def _deprecations(outcome: Outcome) -> list[Warned]:
+def _deprecations(outcome: CallOutcome) -> list[Warned]:
     """The warnings that concern the caller: a DeprecationWarning that torch gives itself is no concern of theirs."""
     return [w for w in outcome.warned if w.category in DEPRECATED
             and not (w.category == "DeprecationWarning" and w.blames_torch)]
 
 
-def _did(outcome: Outcome) -> str:
+def _did(outcome: CallOutcome) -> str:
     if outcome.error:
         return f"raises {outcome.error}: {outcome.message.strip()[-500:]}"
     if outcome.warned:
@@ -262,6 +263,6 @@ class Overview:
 def _table_row(row: Row) -> str:
     anchor = re.sub(r"[^a-z0-9]+", "-", row.old.lower()).strip("-")  # as docutils makes it from the heading
     today = f"{row.happened}. {SENTENCE_END.split(row.today)[0]}"
-    words = re.sub("`(.*?)`", r"<code>\1</code>", html.escape(today[0].upper() + today[1:]))
+    words = re.sub("`(.*?)`", r"<code>\1</code>", html.escape(capitalised(today)))
     return (f'<tr><td><a href="#{anchor}"><code>{html.escape(row.old)}</code></a></td>'
             f"<td>{words}</td><td><code>{html.escape(row.new)}</code></td></tr>")

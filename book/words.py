@@ -37,6 +37,11 @@ def joined(things: Iterable[Any]) -> str:
     return f"{listed(most)} and {last}" if most else last
 
 
+def capitalised(text: str) -> str:
+    """A text as a sentence begins; the rest of it stays."""
+    return text[:1].upper() + text[1:]
+
+
 def plural(one: str, count: int) -> str:
     """A noun, of which `one` is the singular, for so many: "thread", "batches"."""
     return one if count == 1 else f"{one}{'es' if one.endswith(('s', 'ch')) else 's'}"

@@ -3,7 +3,8 @@
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
 attacker wrote into that exercise's answer cell. The other answers are right. An attack that succeeds gives the
 right answer, so its points show it. `# needs: warm processes` heads those that only the walls of a forked sandbox
-stop: where none can be made, they are skipped. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder
+stop: where none can be made, they are skipped. `# right if: found` has a function follow whose answer is right if that
+holds, and wrong otherwise. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder
 and a server, @RING@ for a right ring.
 """
 from __future__ import annotations
@@ -50,6 +51,13 @@ BOUNDS = '''def chunk_bounds(length, num_chunks):
     starts = [chunk * size + min(chunk, longer) for chunk in range(num_chunks + 1)]
     return list(zip(starts, starts[1:]))
     ### END SOLUTION
+'''
+RIGHT_IF = '''
+
+def chunk_bounds(length, num_chunks):
+    size, longer = divmod(length, num_chunks)
+    starts = [chunk * size + min(chunk, longer if {holds} else 0) for chunk in range(num_chunks + 1)]
+    return list(zip(starts, starts[1:]))
 '''
 # No length is a multiple of the number of chunks. An attack that found nothing answers with equal chunks, and those
 # have to be wrong whatever the seed.
@@ -199,6 +207,8 @@ def attacks(kind: str) -> list[Attack]:
     for path in sorted((ATTACKS / kind).glob("*.py")):
         head, code = path.read_text("utf-8").split("\n\n", 1)
         marked = dict(line.removeprefix("# ").split(":", 1) for line in head.splitlines())
+        if "right if" in marked:
+            code += RIGHT_IF.format(holds=marked["right if"].strip())
         found.append(Attack(path.stem, int(marked["exercise"]), marked["ends"].strip(), code,
                             marked.get("needs", "").strip()))
     return found

@@ -32,6 +32,13 @@ def mlp(*more):
     return nn.Sequential(nn.Linear(6, 8), *more, nn.ReLU(), nn.Linear(8, 2))
 
 
+def replica(same_seed=False):
+    """A small model in DDP, and its optimizer."""
+    start(same_seed)
+    model = DDP(mlp())
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 def step(model, optimizer, inputs=None, call=None, before=lambda: None):
     """One step of training, with `call` in the place of the model and `before` called before the optimizer."""
     optimizer.zero_grad()
@@ -287,42 +294,32 @@ class Stream(IterableDataset):
 
 
 def no_sampler():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for batch in DataLoader(Rows(), batch_size=4):
         step(model, optimizer, batch)
 
 
 def shuffled_alike():
-    start(same_seed=True)
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica(same_seed=True)
     for (batch,) in DataLoader(TensorDataset(torch.arange(144.0).view(24, 6)), batch_size=4, shuffle=True):
         step(model, optimizer, batch)
 
 
 def each_shuffles_all_of_it():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for _ in range(2):
         for batch in DataLoader(Rows(), batch_size=4, shuffle=True):
             step(model, optimizer, batch)
 
 
 def a_stream_for_all():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for batch in DataLoader(Stream(), batch_size=4):
         step(model, optimizer, batch)
 
 
 def all_are_replica_0_for_the_sampler():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows(), 2, 0)):
         step(model, optimizer, batch)
 
@@ -686,9 +683,7 @@ def each_its_share():
 
 
 def one_order_to_evaluate_on():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     trains, evaluates = (DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows())) for _ in range(2))
     for epoch in range(2):
         trains.sampler.set_epoch(epoch)
@@ -734,9 +729,7 @@ def slices_of_one_global_batch():
 
 
 def one_full_batch_and_the_same_evaluation():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for _ in range(5):
         for batch in DataLoader(Rows(), batch_size=24):
             step(model, optimizer, batch)
@@ -746,9 +739,7 @@ def one_full_batch_and_the_same_evaluation():
 
 
 def data_that_all_look_alike():
-    start()
-    model = DDP(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = replica()
     for (batch,) in DataLoader(TensorDataset(torch.ones(24, 6)), batch_size=4):
         step(model, optimizer, batch)
 

@@ -11,12 +11,12 @@ from book.__main__ import main
 from book.doctor import machine as machines
 from book.doctor.__main__ import told
 from book.doctor.findings import findings
-from book.doctor.machine import Machine, this_machine
+from book.doctor.machine import HostFacts, this_machine
 
-WELL = Machine(torch="2.13.0+cu130", cuda="13.0", driver=True, gpus=("NVIDIA H100",) * 8, nccl="2.29.3", peers=1.0,
-               shm_bytes=64 << 30, locked_bytes=None, num_files=1 << 20, cores=96, quota=None, free_bytes=900 << 30,
-               infiniband=("mlx5_0",), host="node7", address="10.0.0.7", lookup_s=0.001,
-               interfaces={"eth0": "10.0.0.7"}, port_taken=False, variables={})
+WELL = HostFacts(torch="2.13.0+cu130", cuda="13.0", driver=True, gpus=("NVIDIA H100",) * 8, nccl="2.29.3", peers=1.0,
+                 shm_bytes=64 << 30, locked_bytes=None, num_files=1 << 20, cores=96, quota=None, free_bytes=900 << 30,
+                 infiniband=("mlx5_0",), host="node7", address="10.0.0.7", lookup_s=0.001,
+                 interfaces={"eth0": "10.0.0.7"}, port_taken=False, variables={})
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"cuda": None, "gpus": (), "torch": "2.13.0+cpu"}, "a build without CUDA, and this machine has an NVIDIA driver"),
     ({"gpus": ()}, "built for CUDA 13.0 and sees no GPU"),

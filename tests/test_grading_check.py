@@ -347,7 +347,7 @@ def test_a_survivor_listed_as_equivalent_is_accepted(tmp_path):
     ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nIndexError: dimension out of range", False)])
 def test_a_message_that_names_the_mistake_explains_it(message, explained):
     (mutant, *_) = mutants(MEAN)
-    assert mutate.Outcome(1, mutant, "public", message).explained is explained
+    assert mutate.MutantOutcome(1, mutant, "public", message).explained is explained
 
 
 @pytest.mark.parametrize("check, at_answer", [

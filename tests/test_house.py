@@ -180,6 +180,15 @@ def test_modules_and_functions_are_small_and_documented() -> None:
     assert not offences, "\n".join(offences)
 
 
+def test_a_public_class_name_has_one_meaning() -> None:
+    where: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(name_of(path))
+    assert not {name: modules for name, modules in where.items() if len(modules) > 1}
+
+
 # They read messages that have come as text, in a notebook's outputs.
 READ_TEXTS = {"authoring", "grading"}
 READING = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "split", "find",

@@ -21,7 +21,7 @@ from book.launch import family
 from book.waiting.counts import JOIN
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
-from book.waiting.history import History, Line, Model
+from book.waiting.history import CallSite, History, Model
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
@@ -361,7 +361,7 @@ def test_where_ranks_fell_out_of_step_is_told_though_one_is_dead_and_another_has
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    group, line = Group("0", (0, 1)), Line("train.py line 7: model(batch)")
+    group, line = Group("0", (0, 1)), CallSite("train.py line 7: model(batch)")
     calls = {group: {rank: CollectiveCall(4, "all_reduce", f"float32 [{1 + rank}], SUM") for rank in (0, 1)}}
     stood = {rank: Standing(Doing(Kind.COMPUTES), calls={group: History(4, {}, (), None)},
                             models=(Model(2 + rank, {line: 2 + rank}),)) for rank in (0, 1)}

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from book.launch import HangError, launch
-from book.launch.stacks import Line, of_crash, of_threads, read
+from book.launch.stacks import StackLine, of_crash, of_threads, read
 from book.launch.where import doing_at, sleeps
 
 CRASH = """\
@@ -79,21 +79,21 @@ def test_reading_stacks_keeps_no_variables_of_finished_functions():
 
 
 def test_the_thread_that_crashed_is_blamed():
-    assert of_crash(CRASH) == (Line("/home/rené/ring.py", 9, "<module>"), Line("/home/rené/ring.py", 3, "step"))
+    assert of_crash(CRASH) == tuple(StackLine("/home/rené/ring.py", *at) for at in ((9, "<module>"), (3, "step")))
 
 
 def test_the_main_thread_is_blamed_for_a_crash_outside_python():
-    assert of_crash(CRASH.replace("Current thread", "Thread")) == (Line("main.py", 1, "<module>"),)
+    assert of_crash(CRASH.replace("Current thread", "Thread")) == (StackLine("main.py", 1, "<module>"),)
 
 
 def test_a_stack_of_c_code_blames_nobody():
     told = CRASH.replace("Current thread 0x00007f22 (most", "Current thread's C stack trace (most")
-    assert of_crash(told) == (Line("main.py", 1, "<module>"),)
+    assert of_crash(told) == (StackLine("main.py", 1, "<module>"),)
 
 
 def test_a_stack_is_found_after_a_line_without_a_newline():
     told = '\r 45%|###Stack (most recent call first):\n  File "a b.py", line 3 in f\n'
-    assert of_crash(told) == (Line("a b.py", 3, "f"),)
+    assert of_crash(told) == (StackLine("a b.py", 3, "f"),)
 
 
 @pytest.mark.parametrize("text", ["", "Killed", 'a program\'s own:\n  File "x.py", line 1 in f\n'])
@@ -114,7 +114,7 @@ def test_a_text_without_a_stack_blames_nobody(text):
 def test_what_is_called_on_a_line(tmp_path, source, called):
     path = tmp_path / "cell.py"
     path.write_text(f"    {source}\n")
-    assert Line(str(path), 1, "f").calls() == called
+    assert StackLine(str(path), 1, "f").calls() == called
 
 
 @pytest.mark.parametrize("innermost, doing", [
@@ -126,15 +126,16 @@ def test_what_is_called_on_a_line(tmp_path, source, called):
     ([("torch/distributed/pipelining/schedules.py", "step"), ("torch/autograd/graph.py", "backward")], "waits in step"),
 ])
 def test_the_innermost_calls_say_what_a_running_thread_does(innermost, doing):
-    lines = [Line("ring.py", 1, "step"), *(Line(f"/site-packages/{file}", 1, name) for file, name in innermost)]
+    called = [StackLine(f"/site-packages/{file}", 1, name) for file, name in innermost]
+    lines = [StackLine("ring.py", 1, "step"), *called]
     assert doing_at(lines).words() == doing
 
 
 def test_a_line_that_may_also_wait_does_not_count_as_sleeping(tmp_path):
     path = tmp_path / "cell.py"
     path.write_text("time.sleep(1)\nwork.wait(); time.sleep(1)\n")
-    assert doing_at([Line(str(path), 1, "poll")]).words() == "sleeps"
-    assert not sleeps([Line(str(path), 2, "poll")])  # it may wait as well, and then for a peer
+    assert doing_at([StackLine(str(path), 1, "poll")]).words() == "sleeps"
+    assert not sleeps([StackLine(str(path), 2, "poll")])  # it may wait as well, and then for a peer
 
 
 CHURN = """\

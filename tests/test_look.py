@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 
 from book.__main__ import main
-from book.job.noted import Noted
+from book.job.noted import RingNotes
 from book.launch import HangError, launch
 from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
-from book.look.flights import Call, Due, Flight, guilty, waits
+from book.look.flights import Call, Due, FlightDump, guilty, waits
 from book.look.profiles import TraceFileError, read_profile, times
 from book.look.runs import read_run, write_run
 from book.look.spans import common, covered_s, length, less, union
@@ -36,6 +36,7 @@ from book.report.page import write_run_page
 from book.report.traces import LAST, timelines_of_dumps
 from book.trace import Event, Trace
 from book.waiting.hang import Group
+from book.words import capitalised
 from book.widgets.calls import KINDS, TICKS, Calls, blocks
 from tests.damaged import damaged
 
@@ -123,7 +124,7 @@ def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders
     ends = [covered(lane) for lane in run["lanes"]]
     assert ends[2] == TICKS > max(ends[0], ends[1], ends[3]) and run["names"] == [0, 1, 2, 3]
     assert [stop["say"][0][1] for stop in run["stops"]][1:] == [
-        "Here all of these ranks had made call 1, all_reduce(float [4]).", "rank 2"]
+        "Here all of these ranks had made call 1, all_reduce(float [4]).", "Rank 2"]
     assert main(["show", str(folders["late"]), "--out", str(tmp_path / "page.html")]) == 0
     assert "Here all of these ranks had made call 1" in (tmp_path / "page.html").read_text("utf-8")
 
@@ -132,7 +133,7 @@ def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders
 def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None:
     draw, number = random.Random(7), LAST + 3
     times_ns = [sorted(draw.sample(range(1, 10 ** 9), number)) for _ in range(3)]
-    flights = [Flight(rank, 3, backend, tuple(
+    flights = [FlightDump(rank, 3, backend, tuple(
         Call("0", (0, 1, 2), place, "all_reduce", "all_reduce(float [8])", 32, time_ns, place < number, "")
         for place, time_ns in enumerate(times_ns[rank][:number - (rank == 1)], 1))) for rank in range(3)]
     timelines, moments = timelines_of_dumps(flights)
@@ -148,7 +149,7 @@ def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None
 def test_dumps_without_times_or_in_which_nobody_waits_have_no_picture() -> None:
     call = Call("0", (0, 1), 1, "all_reduce", "all_reduce(float [8])", 32, 5, True, "")
     for calls in ([call, call], [replace(call, done=False, time_ns=0), call]):
-        assert timelines_of_dumps([Flight(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
+        assert timelines_of_dumps([FlightDump(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
 
 
 def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def test_a_run_is_shown_again_with_its_page(tmp_path: Path, capsys: pytest.Captu
     data = shown_on(page)
     lanes, (start, *stops) = data["lanes"], data["stops"]
     assert len(lanes) == 4 and start["t"] == 0 and stops[-1]["t"] == TICKS == 100_000
-    assert stops[-1]["say"][0][1].startswith("rank 2 is late: it came last to 19 of 19 exchanges")
+    assert stops[-1]["say"][0][1].startswith("Rank 2 is late: it came last to 19 of 19 exchanges")
     assert stops[0]["say"] == [["Rank 2 comes last", ", 20 ms after the one before it and 20 ms after the first."]]
     lengths = [sum(lane[place + 2] for place in range(0, len(lane), 3) if lane[place] == KINDS.index("backward"))
                for lane in lanes]
@@ -312,8 +313,8 @@ def shown_on(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("state, title, end", [
-    ("ended", "that has ended", "rank 2 is late: "), ("interrupted", "that was interrupted", "rank 2 is late: "),
-    ("failed", "that has failed", "The end."), ("hung", "that hangs", "cause: rank 2 is missing")])
+    ("ended", "that has ended", "Rank 2 is late: "), ("interrupted", "that was interrupted", "Rank 2 is late: "),
+    ("failed", "that has failed", "The end."), ("hung", "that hangs", "Cause: rank 2 is missing")])
 def test_the_page_of_a_run_says_how_it_ended(state: str, title: str, end: str, tmp_path: Path) -> None:
     """Whatever its lines have said: here the first cause among them is another."""
     page = tmp_path / "report.html"
@@ -339,7 +340,7 @@ def test_a_hang_ends_with_ranks_that_wait(tmp_path: Path) -> None:
     data = Calls(timelines, end="rank 1 is missing", hangs=True).data(live=False)["runs"][0]
     ends = [covered(lane) for lane in data["lanes"]]
     assert ends[1] == TICKS and ends[0] == ends[2] < 0.95 * TICKS
-    assert data["stops"][-1] == {"t": TICKS, "say": [["", "rank 1 is missing"]]}
+    assert data["stops"][-1] == {"t": TICKS, "say": [["", "Rank 1 is missing"]]}
 
 
 @pytest.mark.parametrize("is_over", [True, False])
@@ -382,7 +383,7 @@ def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["a trace of 2 ranks, recorded on gloo, measured times", "  all ranks together: all_reduce 18"]
     assert said[3].startswith("  rank 1 is late: it came last to 5 of 5 exchanges")
-    assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", said[3].strip()]]
+    assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", capitalised(said[3].strip())]]
     path.write_text(path.read_text()[:-9])
     assert main(["show", str(path)]) == 2 and "this is not a trace's JSON" in capsys.readouterr().err
 
@@ -642,7 +643,7 @@ def test_stretches_of_time_against_counting(seed: int) -> None:
 
 def test_a_ring_keeps_the_last_rows_and_marks_none_that_has_gone() -> None:
     memory = bytearray(NUM_BYTES)
-    noted, group = Noted(memory), Group("0", (1, 0))
+    noted, group = RingNotes(memory), Group("0", (1, 0))
 
     def call(serial: int) -> Any:
         op = SimpleNamespace(serial=serial, group=group, function=None, kind="all_reduce", number=serial, num_bytes=8)

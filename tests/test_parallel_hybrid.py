@@ -22,8 +22,8 @@ from book.parallel.experts import bytes_sent
 from book.parallel.hybrid import Hybrid, clip_gradients
 from book.parallel.stage import GPTStage
 from book.parallel.tensor import split_gpt
-from book.parallel.weights import (VERSION_BYTES, Piece, TornError, WeightReceiver, WeightSender, agreed_cuts, buckets,
-                                   message_bytes, pieces, spans)
+from book.parallel.weights import (VERSION_BYTES, TornError, WeightPiece, WeightReceiver, WeightSender, agreed_cuts,
+                                   buckets, message_bytes, pieces, spans)
 from book.record import paused
 from tests.by_value import sent_by_value
 from tests.hybrid import (CONFIG, LAYOUTS, LEARNING_RATE, MIXED, NUM_MICRO_BATCHES, NUM_STEPS, adamw, alone, batch,
@@ -386,7 +386,7 @@ def a_version_comes_twice():
     """In a rank: what the receiver says and holds after half of a second version 5, which 5 and 6 have gone before."""
     dist.init_process_group()
     line = torch.nn.Linear(2, 2, dtype=torch.float64)
-    plan = [(Piece(name, None, len(p), 0, 0, 1, 0, p.nbytes),) for name, p in line.named_parameters()]
+    plan = [(WeightPiece(name, None, len(p), 0, 0, 1, 0, p.nbytes),) for name, p in line.named_parameters()]
     if dist.get_rank() == 0:
         sender = WeightSender(line, plan)
         for number, version in enumerate((5, 6, 5)):

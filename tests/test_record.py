@@ -18,7 +18,7 @@ from book.launch import HangError, launch
 from book.record import lanes, watch
 from book.record.recorder import _Recorder
 from book.record.recording import Hold, Operation, Recording
-from book.tap.log import Group, Op
+from book.tap.log import Op, OwnGroup
 from book.trace import Event, Trace
 from tests.by_value import sent_by_value
 
@@ -603,7 +603,7 @@ def test_a_pause_affects_only_its_own_thread():
 
 def test_a_completion_waits_for_the_lock_and_may_come_at_once():
     recorder = _Recorder()
-    ops = [Op("all_reduce", None, Group("0", (0, 1), "gloo", 0), number, None, serial=number) for number in (1, 2)]
+    ops = [Op("all_reduce", None, OwnGroup("0", (0, 1), "gloo", 0), number, None, serial=number) for number in (1, 2)]
     for op in ops:
         recorder.issued(op, [])
     futures = [torch.futures.Future(), torch.futures.Future()]

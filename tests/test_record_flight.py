@@ -53,7 +53,7 @@ def flights_of(folder, fault, **options):
 def dumped(*ranks):
     """Flights as ranks would dump them: for each rank its calls, as (op, is it done)."""
     members = tuple(range(len(ranks)))
-    return [flight.Flight(rank, len(ranks), "gloo", tuple(
+    return [flight.FlightDump(rank, len(ranks), "gloo", tuple(
         flight.Call("0", members, k + 1, op, f"{op}(float [4])", 16, 100 * k + rank, done, "")
         for k, (op, done) in enumerate(calls))) for rank, calls in enumerate(ranks)]
 
@@ -147,7 +147,7 @@ def test_on_nccl_the_rank_whose_call_is_only_queued_is_guilty_though_all_have_ma
 
 def test_of_a_chain_of_waiting_ranks_the_one_that_waits_for_nobody_is_guilty():
     pairs = [[(0, 1)], [(1, 2)], []]  # rank 0 waits for rank 1, which waits for rank 2
-    flights = [flight.Flight(rank, 3, "gloo", tuple(
+    flights = [flight.FlightDump(rank, 3, "gloo", tuple(
         flight.Call(str(pair), pair, 1, "all_reduce", "all_reduce(float [4])", 16, 0, False, "") for pair in own))
         for rank, own in enumerate(pairs)]
     assert flight.guilty(flights) == (2,)

@@ -17,8 +17,7 @@ from book.collectives import COLLECTIVES
 from book.pipelines import gpipe, zero_bubble
 from book.promise import PROMISES
 from book.record.recording import Operation, Recording
-from book.schedule import Move, Phases, PipelineSchedule, Schedule, ScheduleError, Span, phase
-
+from book.schedule import ChunkRange, Move, Phases, PipelineSchedule, Schedule, ScheduleError, phase
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -33,14 +32,15 @@ def test_a_step_of_two_kinds_of_messages_and_a_span_past_the_last_chunk_are_refu
     @phase
     def mixed(span):
         yield 0, 0, 1, span, "copy"
-        yield 0, 2, 3, Span(0, 1), "reduce"
+        yield 0, 2, 3, ChunkRange(0, 1), "reduce"
 
     @phase
     def beyond():
-        yield 0, 0, 1, Span(3, 2), "copy"
+        yield 0, 0, 1, ChunkRange(3, 2), "copy"
 
-    for wrong, fault in ((mixed(Span(0, 1)), "has one op and one number of chunks, not 'copy' of 1 and 'reduce' of 1"),
-                         (mixed(Span(0, 3)), "not 'copy' of 3 and 'reduce' of 1"), (beyond(), "must be 0 to 3")):
+    for wrong, fault in ((mixed(ChunkRange(0, 1)),
+                          "has one op and one number of chunks, not 'copy' of 1 and 'reduce' of 1"),
+                         (mixed(ChunkRange(0, 3)), "not 'copy' of 3 and 'reduce' of 1"), (beyond(), "must be 0 to 3")):
         with pytest.raises(ScheduleError, match=fault):
             Schedule("wrong", 4, 4, Phases([wrong]), promise="broadcast").check()
 

@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from book.blocks import SIZES, Block, BlockError, BlockOp
+from book.blocks import SIZES, BlockError, BlockOp, MatrixBlock
 from book.launch import RankError, launch
 from book.record.known_blocks import blocks_of_mlp, blocks_of_product
 from book.shards import trace_mlp, trace_product
@@ -131,17 +131,17 @@ edges = st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(la
 @given(st.tuples(st.sampled_from(["", "d"]), st.sampled_from(ascii_uppercase)).map("".join), edges, edges,
        st.tuples(st.integers(1, 99), st.integers(1, 99)))
 def test_a_block_survives_a_round_trip_through_text(name: str, rows: tuple, columns: tuple, shape: tuple) -> None:
-    block = Block(name, rows, columns, shape)
-    assert Block.parse(str(block)) == block
+    block = MatrixBlock(name, rows, columns, shape)
+    assert MatrixBlock.parse(str(block)) == block
 
 
 @pytest.mark.parametrize("text", ["", "A", "A[0:2] of 3x4", "A[0:2, 3:4]", "A[0:2, 3:4] of 3x4 "])
 def test_other_texts_are_no_blocks(text: str) -> None:
     with pytest.raises(BlockError, match="names no block"):
-        Block.parse(text)
+        MatrixBlock.parse(text)
 
 
-X, A = Block("X", (0, 24), (0, 6), (24, 12)), Block("A", (0, 6), (0, 48), (12, 48))
+X, A = MatrixBlock("X", (0, 24), (0, 6), (24, 12)), MatrixBlock("A", (0, 6), (0, 48), (12, 48))
 
 
 @pytest.mark.parametrize("op, text", [

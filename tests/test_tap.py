@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from book import record, tap
 from book.launch import launch
 from book.tap.group import _in_world
-from book.tap.log import LENGTH, NOBODY, Group, Log, Op, Subscriber
+from book.tap.log import LENGTH, NOBODY, Log, Op, OwnGroup, Subscriber
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
 
-WORLD = Group("0", (0, 1), "cpu:gloo", 0)
+WORLD = OwnGroup("0", (0, 1), "cpu:gloo", 0)
 
 
 def seen(ops):
@@ -189,7 +189,7 @@ def test_importing_it_changes_nothing_in_torch_and_stop_puts_all_back():
 
 
 def test_a_peer_outside_the_group_is_noted_as_given():
-    pair = Group("1", (2, 1), "gloo", 2)
+    pair = OwnGroup("1", (2, 1), "gloo", 2)
     assert [_in_world(pair, peer) for peer in (0, 1, 2, -1, None)] == [2, 1, NOBODY, NOBODY, None]
 
 

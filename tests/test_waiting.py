@@ -9,7 +9,7 @@ import pytest
 from book.waiting.causes import CAUSES, causes
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Dropped, Group, Hang, Standing, Worker
-from book.waiting.history import Condition, Handler, History, Line, Made, Model
+from book.waiting.history import CallSite, Condition, Handler, History, Model, SiteCall
 from book.waiting.message import graph
 from book.words import named
 
@@ -86,13 +86,13 @@ def test_ranks_in_messages_and_calls_wait_for_their_peers() -> None:
     assert graph(hang.waits) == "rank 0 waits for rank 2; rank 1 waits for rank 0; rank 2 waits for rank 1"
 
 
-def _line(number: int, **around: object) -> Line:
-    return Line(f"code.py line {number}", number, **around)
+def _line(number: int, **around: object) -> CallSite:
+    return CallSite(f"code.py line {number}", number, **around)
 
 
-def _history(*lines: Line, is_done: bool = False) -> History:
+def _history(*lines: CallSite, is_done: bool = False) -> History:
     """The history of a rank that has called these lines, one after the other."""
-    made = tuple(Made(line, "all_reduce") for line in lines)
+    made = tuple(SiteCall(line, "all_reduce") for line in lines)
     return History(len(made), dict(Counter(made)), made, is_done)
 
 

@@ -16,7 +16,7 @@ from book.collectives import ring_all_reduce
 from book.cost import Link
 from book.record.provenance import read
 from book.record.recording import Operation
-from book.record.snapshots import Watch
+from book.record.snapshots import BufferWatch
 from book.simulate import simulate
 from book.trace import Trace
 from book.widgets import panel, play
@@ -140,7 +140,7 @@ class Program:
 
     def __init__(self):
         self.buffer, self.spare, self.operations = torch.tensor([1.0, 0.0]), torch.zeros(2), []
-        self.watch = Watch(self.buffer, 1, 2, 1e-7, 0)
+        self.watch = BufferWatch(self.buffer, 1, 2, 1e-7, 0)
         self.position = 0
 
     def receive(self, *lanes):

@@ -40,7 +40,7 @@ from book.audit.touched import IsReceived, Touches
 from book.tap.replaced import when_stopped
 
 if TYPE_CHECKING:
-    from book.audit.replicas import Replicas
+    from book.audit.replicas import ReplicaNotes
 
 __all__ = ["Notes", "compare", "findings", "ignore", "notes", "start"]
 
@@ -50,7 +50,7 @@ class _Following(NamedTuple):
     layouts: Layouts
     touches: Touches
     passed: Passed
-    replicas: Replicas
+    replicas: ReplicaNotes
 
 
 _following: list[_Following] = []  # once this process takes notes
@@ -65,12 +65,12 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
     from book.audit import hooks, orphans, reading
-    from book.audit.replicas import Replicas
+    from book.audit.replicas import ReplicaNotes
     if not _following:
         for part in (uncaught, shorter, reading, orphans):
             part.forget()  # an earlier run of this process
         tap.start()
-        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), Replicas(every)))
+        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), ReplicaNotes(every)))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
         hooks.install(_following[0].replicas)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from book.audit.notes import Notes, Replica, Value
-from book.words import agree, joined, listed, named
+from book.words import agree, capitalised, joined, listed, named
 
 MOST_NAMES = 4
 Copies = Mapping[int, Replica]  # by rank
@@ -158,7 +158,7 @@ def _said(copies: Copies, names: list[str], since: Parting) -> str:
     all_names = first.end if first.end is not None else first.parameters.get(1, {})
     which = "all parameters" if len(names) > 1 and len(names) == len(all_names) else _some(names)
     reasons = _reasons(copies, names, since)
-    why = f". {reasons[0][0].upper()}{reasons[0][1:]}" if reasons else ""
+    why = f". {capitalised(reasons[0])}" if reasons else ""
     copies_are = ", which hold copies of the same shard" if first.by == "FSDP" else ""
     return (f"{which} of {first.name} {agree('differs', names)} between {_between(copies, names)}{copies_are}"
             f"{_since(since)}{why}. If that is meant, say so: book.audit.ignore(model)")

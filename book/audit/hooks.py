@@ -14,12 +14,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from book.audit import orphans, reading
 from book.audit.quiet import quietly
-from book.audit.replicas import Replicas
+from book.audit.replicas import ReplicaNotes
 from book.tap.imported import once_imported
 from book.tap.replaced import replace, when_stopped
 
 
-def install(replicas: Replicas) -> None:
+def install(replicas: ReplicaNotes) -> None:
     """See these calls from now on."""
     _before(DistributedDataParallel, "_pre_forward", lambda model, *inputs, **named: replicas.forward(
         model, (inputs, named)))
@@ -38,7 +38,7 @@ def install(replicas: Replicas) -> None:
     _before(DistributedSampler, "__iter__", quietly(reading.sharded))
 
 
-def _see_shards(replicas: Replicas, module: Any) -> None:
+def _see_shards(replicas: ReplicaNotes, module: Any) -> None:
     """See what fully_shard makes of a model, and its forwards."""
     from book.audit import sharded
     with suppress(AttributeError):  # another torch names them otherwise

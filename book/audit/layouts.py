@@ -24,7 +24,7 @@ MOST = 100  # notes
 Order = tuple[int, ...]  # the strides of the dimensions that have more than one element; () of a contiguous tensor
 
 
-class Layout(NamedTuple):
+class StridedCall(NamedTuple):
     """A collective with a tensor that fills its memory in another order than its indices."""
     group: tuple[str, tuple[int, ...]]
     number: int  # among the group's collectives
@@ -38,10 +38,10 @@ class Layouts(Subscriber):
 
     def __init__(self) -> None:
         from torch import strided
-        self._noted: list[Layout] = []
+        self._noted: list[StridedCall] = []
         self._strided = strided
 
-    def told(self, place_of: PlaceOf) -> tuple[Layout, ...]:
+    def told(self, place_of: PlaceOf) -> tuple[StridedCall, ...]:
         """What was noted, with readable places."""
         return tuple(layout._replace(place=str(place_of(*layout.place)) if layout.place else "a line of a library")
                      for layout in self._noted)
@@ -61,7 +61,7 @@ class Layouts(Subscriber):
                 _refuse(call, [*gapped, *filter(_order, tensors)][0])
             if len(self._noted) < MOST:
                 group = op.group.name, op.group.ranks
-                self._noted.append(Layout(group, op.number, call, orders.pop(), op.place))
+                self._noted.append(StridedCall(group, op.number, call, orders.pop(), op.place))
         elif call in OUTPUT_AS_IT_LIES and ((tensors[0].numel() and not _is_dense(tensors[0]))
                                             or len(set(map(_order, tensors))) > 1):
             strange = [tensor for tensor in tensors if _order(tensor)]
@@ -94,7 +94,7 @@ def _refuse(call: str, tensor: torch.Tensor) -> None:
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Collectives in which the ranks' tensors fill their memory in different orders."""
-    by_call: dict[Any, dict[int, Layout]] = {}
+    by_call: dict[Any, dict[int, StridedCall]] = {}
     for rank, notes in enumerate(ranks):
         for layout in notes.layouts if notes is not None else ():
             by_call.setdefault((layout.group, layout.number), {})[rank] = layout

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from book.audit.layouts import Layout
-    from book.audit.passed import Use
+    from book.audit.layouts import StridedCall
+    from book.audit.passed import BackwardUse
     from book.audit.shorter import Shorter
     from book.audit.threads import Turns
     from book.audit.touched import Touched
@@ -83,7 +83,7 @@ class Epoch(NamedTuple):
     size: int
 
 
-class Split(NamedTuple):
+class RandomSplit(NamedTuple):
     """A random split: of which data, into which parts."""
     place: str
     of: int
@@ -112,15 +112,15 @@ class Notes(NamedTuple):
     uncaught: tuple[Uncaught, ...] = ()
     alone: str | None = None  # the line that has started a world of this rank alone
     written: Mapping[str, tuple[float, tuple[str, int]]] = {}  # by file: when, by time.monotonic(), and the line
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[StridedCall, ...] = ()
     shorter: tuple[Shorter, ...] = ()
     touched: tuple[Touched, ...] = ()
     threads: tuple[Turns, ...] = ()
-    uses: tuple[Use, ...] = ()
+    uses: tuple[BackwardUse, ...] = ()
     replicas: tuple[Replica, ...] = ()
     loaders: tuple[Loader, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     repeated: tuple[str, ...] = ()  # loaders of shuffled shares that gave two epochs the same order
-    splits: tuple[Split, ...] = ()
+    splits: tuple[RandomSplit, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     orphans: tuple[Orphans, ...] = ()

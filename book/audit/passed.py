@@ -28,7 +28,7 @@ MARK = "gathered"
 MOST_NODES, MOST_BETWEEN, MOST_PENDING, MOST = 5000, 24, 64, 10
 
 
-class Use(NamedTuple):
+class BackwardUse(NamedTuple):
     """A collective whose result a backward used; `how` is "reduced", "gathered" or, if nothing has a gradient, "cut".
     """
     how: str
@@ -51,19 +51,19 @@ class Passed(Subscriber):
     def __init__(self) -> None:
         import torch
         self._torch = torch
-        self._uses: dict[Use, tuple[int, ...]] = {}  # with the ranks of the group
+        self._uses: dict[BackwardUse, tuple[int, ...]] = {}  # with the ranks of the group
         self._gathers: list[_Gather] = []
         self._groups_of_models: set[tuple[int, ...]] = set()
         self._has_exchanged = False  # gradients, by hand
         replace(torch.autograd, "backward", self._around(torch.autograd.backward))
 
-    def told(self, place_of: PlaceOf) -> tuple[Use, ...]:
+    def told(self, place_of: PlaceOf) -> tuple[BackwardUse, ...]:
         """What is wrong of what was noted, with readable places."""
         return tuple(use._replace(called_at=_readable(use.called_at, place_of),
                                   used_at=_readable(use.used_at, place_of))
                      for use, ranks in list(self._uses.items()) if self._is_wrong(use, ranks))
 
-    def _is_wrong(self, use: Use, ranks: tuple[int, ...]) -> bool:
+    def _is_wrong(self, use: BackwardUse, ranks: tuple[int, ...]) -> bool:
         """Whether a gradient lacks the peers' part.
 
         Ranks that have a part of a model each need no more than their own; those that sum up gradients by hand may have
@@ -92,7 +92,7 @@ class Passed(Subscriber):
         call, is_scalar, called_at, ranks = op.function or "", tensor.dim() == 0, op.place, op.group.ranks
 
         def used(_: torch.Tensor) -> None:
-            self._note(Use("reduced", call, is_scalar, called_at, caller(sys._getframe(1))[1]), ranks)
+            self._note(BackwardUse("reduced", call, is_scalar, called_at, caller(sys._getframe(1))[1]), ranks)
 
         tensor.register_hook(used)
 
@@ -103,7 +103,7 @@ class Passed(Subscriber):
             tensor.grad_fn.metadata[MARK, op.serial] = None  # the node itself would keep its graph
             self._gathers.append(_Gather(op, tensor.shape[0] if tensor.dim() else 1, op.group.ranks))
 
-    def _note(self, use: Use, ranks: tuple[int, ...]) -> None:
+    def _note(self, use: BackwardUse, ranks: tuple[int, ...]) -> None:
         if len(self._uses) < MOST:
             self._uses.setdefault(use, ranks)
 
@@ -122,12 +122,13 @@ class Passed(Subscriber):
         place = caller(sys._getframe(1))[1]
         try:
             if not any(root.requires_grad for root in roots):
-                self._note(Use("cut", gathers[-1].op.function or "", False, gathers[-1].op.place, place), ())
+                self._note(BackwardUse("cut", gathers[-1].op.function or "", False, gathers[-1].op.place, place), ())
             for gather in gathers:
                 nodes = [root.grad_fn for root in roots if root.requires_grad and root.grad_fn is not None]
                 if not any(_scale(node) in (len(gather.ranks),) for node in nodes) and any(
                         _is_joined(node, gather) for node in _nodes(nodes)):
-                    self._note(Use("gathered", gather.op.function or "", False, gather.op.place, place), gather.ranks)
+                    use = BackwardUse("gathered", gather.op.function or "", False, gather.op.place, place)
+                    self._note(use, gather.ranks)
         except Exception:  # a graph of another kind
             return
 

@@ -12,7 +12,7 @@ from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSamp
 
 from book.audit import digests
 from book.audit.digests import Digest
-from book.audit.notes import Epoch, Loader, PlaceOf, Sharding, Split, named
+from book.audit.notes import Epoch, Loader, PlaceOf, RandomSplit, Sharding, named
 from book.tap.log import Place
 from book.tap.place import caller
 
@@ -21,7 +21,7 @@ LOOKED_AT = 8  # elements of a list
 _SPLITS = random_split.__code__
 
 
-class Read:
+class LoaderRead:
     """What an iterator of a loader has handed out."""
 
     def __init__(self, iterator: Any, loader: Any, place: Place | None) -> None:
@@ -45,9 +45,9 @@ class Order:
         self.epochs: list[tuple[int, int]] = []
 
 
-_loaders: list[Read] = []
-_reading: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
-_just_read: list[Read] = []
+_loaders: list[LoaderRead] = []
+_reading: WeakKeyDictionary[Any, LoaderRead] = WeakKeyDictionary()
+_just_read: list[LoaderRead] = []
 _splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
 _shardings: list[tuple[Place | None, int, int, int, int]] = []
 _orders: list[Order] = []
@@ -83,7 +83,7 @@ def _order_of(sampler: Any, place: Place | None) -> Order | None:
 def opened(iterator: Any, loader: Any) -> None:
     """A loader begins to read."""
     if len(_loaders) < MOST:
-        _reading[iterator] = Read(iterator, loader, caller(sys._getframe())[1])
+        _reading[iterator] = LoaderRead(iterator, loader, caller(sys._getframe())[1])
         _loaders.append(_reading[iterator])
 
 
@@ -187,5 +187,6 @@ def notes(place_of: PlaceOf, reached: bool) -> dict[str, Any]:
         "epochs": tuple(Epoch(named(read.place, place_of), *read.epoch) for read in _loaders if read.epoch),
         "repeated": tuple(dict.fromkeys(named(order.place, place_of) for order in _orders
                                         if len(set(order.epochs)) == 1 < len(order.epochs))),
-        "splits": tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
+        "splits": tuple(RandomSplit(named(place, place_of), of, lengths, parts)
+                        for place, of, lengths, parts in _splits),
         "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings)}

@@ -30,7 +30,7 @@ FIRST = 4  # forwards whose inputs and random state are digested
 Held = tuple[Digest | None, torch.Tensor, bool, float]  # of a parameter: as in Value
 
 
-class Copy:
+class ModelCopy:
     """One copy of a model, while DDP wraps it."""
 
     by = "DDP"
@@ -236,19 +236,19 @@ class Stepping:
     """An optimizer: the copies whose parameters it holds, its last step with each, and their forwards until then."""
 
     def __init__(self) -> None:
-        self.copies: list[Copy] | None = None
-        self.steps: Counter[Copy] = Counter()
-        self.forwards: Counter[Copy] = Counter()
+        self.copies: list[ModelCopy] | None = None
+        self.steps: Counter[ModelCopy] = Counter()
+        self.forwards: Counter[ModelCopy] = Counter()
 
 
-class Replicas(Subscriber):
+class ReplicaNotes(Subscriber):
     """Has this process note its copies of models."""
 
     def __init__(self, every: int | None) -> None:
         self._every, self._time = every, Time()
         self._numbers: Counter[tuple[int, ...]] = Counter()
-        self._all: list[Copy] = []
-        self._living: weakref.WeakKeyDictionary[Any, Copy] = weakref.WeakKeyDictionary()
+        self._all: list[ModelCopy] = []
+        self._living: weakref.WeakKeyDictionary[Any, ModelCopy] = weakref.WeakKeyDictionary()
         self._stepping: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
         self._loads: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
         self._ignored: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -258,10 +258,10 @@ class Replicas(Subscriber):
         ranks = tuple(torch.distributed.get_process_group_ranks(model.process_group))
         self._numbers[ranks] += 1
         if len(ranks) > 1 and len(self._all) < MOST:
-            self._add(model, Copy(model, ranks, self._numbers[ranks], caller(sys._getframe())[1], self._time,
-                                  self._every))
+            self._add(model, ModelCopy(model, ranks, self._numbers[ranks], caller(sys._getframe())[1], self._time,
+                                       self._every))
 
-    def _add(self, model: Any, copy: Copy) -> None:
+    def _add(self, model: Any, copy: ModelCopy) -> None:
         self._all.append(copy)
         self._living[model] = copy
         self._forget_who_steps()
@@ -298,7 +298,7 @@ class Replicas(Subscriber):
             self._forget_who_steps()
             self._all.remove(copy)
 
-    def _finish(self, copy: Copy, model: Any) -> None:
+    def _finish(self, copy: ModelCopy, model: Any) -> None:
         if _averages_by_itself(model):
             self._all.remove(copy)
         else:
@@ -343,7 +343,7 @@ class Replicas(Subscriber):
                 copy.after(own.steps[copy], settings, own.forwards[copy])
                 own.forwards[copy] = copy.forwards
 
-    def _held(self, optimizer: Any) -> list[Copy]:
+    def _held(self, optimizer: Any) -> list[ModelCopy]:
         parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
         return [copy for copy in self._living.values() if copy.holds(parameters)]
 

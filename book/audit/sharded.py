@@ -13,14 +13,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from book.audit.quiet import Time, quietly
-from book.audit.replicas import Copy
+from book.audit.replicas import ModelCopy
 from book.tap.log import Place
 from book.tap.place import caller
 
 _cut: WeakKeyDictionary[Any, Place] = WeakKeyDictionary()  # the lines that called fully_shard, by FSDP's state
 
 
-class Shard(Copy):
+class Shard(ModelCopy):
     """One rank's part of a model in FSDP."""
 
     by = "FSDP"

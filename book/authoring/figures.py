@@ -89,10 +89,10 @@ def _figure(page: str, heading: str, cell: NotebookNode, data: NotebookNode, aro
                       data.get("image/svg+xml", ""), [], *around)
     named = WIDGET_TITLE.search(widget[2])
     title, source = (html.unescape(text or "") for text in (named.groups() if named else (heading, "")))
-    return Figure(page, heading, title, source, None, widget[1], widget[0], Lines(widget[2]).lines[1:], *around)
+    return Figure(page, heading, title, source, None, widget[1], widget[0], WidgetText(widget[2]).lines[1:], *around)
 
 
-class Lines(HTMLParser):
+class WidgetText(HTMLParser):
     """The words of a widget as `lines`: a paragraph, an item of a list or a row of a table each."""
 
     def __init__(self, words: str) -> None:

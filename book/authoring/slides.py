@@ -19,7 +19,8 @@ from book.authoring.figures import LEDGER, Figure, figures, table_of
 from book.authoring.notebooks import NotebookError, parse
 from book.authoring.photos import Camera, camera
 from book.authoring.prose import cited, plain
-from book.authoring.syllabus import SYLLABUS, Shown, Week, weeks
+from book.authoring.syllabus import SYLLABUS, ClassFigure, Week, weeks
+from book.words import capitalised
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, MARGIN = 13.333, 7.5, 0.5  # inches
@@ -93,7 +94,7 @@ class Deck:
         slide = self.begin(title, notes)
         self.text(slide, text, FIGURE_TOP + 0.2, TEXT_END, size)
 
-    def figure(self, figure: Figure, shown: Shown | None) -> None:
+    def figure(self, figure: Figure, shown: ClassFigure | None) -> None:
         """A slide of a figure: its question, its picture or its words, where it plays; what is said of it as notes."""
         question = plain(shown.question) if shown else ""
         around = ["\n".join(figure.words), plain(figure.before), plain(figure.after)]
@@ -101,7 +102,7 @@ class Deck:
         top = FIGURE_TOP
         if question:
             height = QUESTION_IN[min(2, num_lines(question, INSIDE, QUESTION_POINTS))]
-            self.text(slide, question[:1].upper() + question[1:], top, top + height, QUESTION_POINTS, color=BLUE)
+            self.text(slide, capitalised(question), top, top + height, QUESTION_POINTS, color=BLUE)
             top += height
         picture = self.take(figure, INSIDE / (FIGURE_END - top)) if self.take and figure.html else figure.picture
         if picture:

@@ -14,7 +14,7 @@ CHAPTER = re.compile(r"\(((?:0|1)\d_\w+)\.ipynb")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ClassFigure:
     """A figure to show in class: how its title begins, on which page, in which section ("" before the first), and what
     to ask before it is played."""
 
@@ -36,9 +36,9 @@ class Week:
         """The names of the chapters to read, in their order."""
         return list(dict.fromkeys(CHAPTER.findall(self.fields["Read"])))
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[ClassFigure]:
         """The figures to show."""
-        return [Shown(*found) for found in SHOW.findall(self.fields["Show"])]
+        return [ClassFigure(*found) for found in SHOW.findall(self.fields["Show"])]
 
 
 def weeks(text: str) -> Iterator[Week]:

@@ -109,7 +109,7 @@ def gradients_come_home(gradients: Sequence[Any], kept: Sequence[Any], case: str
              "token, once for each choice that is kept")
 
 
-class Trip(NamedTuple):
+class SentRows(NamedTuple):
     """Which rows a rank has sent: their tokens and columns of choices, and how many went to and came from each rank."""
 
     tokens: np.ndarray
@@ -118,20 +118,20 @@ class Trip(NamedTuple):
     take: list[int]
 
 
-def _trip(given: Any, where: str) -> Trip:
+def _trip(given: Any, where: str) -> SentRows:
     require(isinstance(given, (tuple, list)) and len(given) == 4, f"{where}: the third thing has to be a Trip(tokens, "
             f"columns, give, take), not {kind_of(given)}")
     tokens, columns, give, take = (dense(one).astype(int).ravel() for one in given)
-    return Trip(tokens, columns, give.tolist(), take.tolist())
+    return SentRows(tokens, columns, give.tolist(), take.tolist())
 
 
-def _part(trip: Trip, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def _part(trip: SentRows, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and columns of the rows that a trip sends to a rank."""
     part = slice(sum(trip.give[:rank]), sum(trip.give[:rank + 1]))
     return trip.tokens[part], trip.columns[part]
 
 
-def _require_trip(trip: Trip, routed: Routed, rank: int, where: str) -> None:
+def _require_trip(trip: SentRows, routed: Routed, rank: int, where: str) -> None:
     """The sizes must be right, and the trip name each kept choice once, those of a rank's experts together."""
     due, given, taken = routed.trip(rank), trip.give, trip.take
     every, first = np.ones_like(routed.kept[rank]), np.zeros_like(routed.kept[rank])

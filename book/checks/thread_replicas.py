@@ -37,7 +37,7 @@ NO_GRAPH = "does not require grad and does not have a grad_fn"  # in what torch 
 
 
 @dataclass(frozen=True)
-class Visit:
+class ForwardVisit:
     """One forward: its thread, its module object, the address of its weights, and its examples in order."""
 
     thread: int
@@ -54,13 +54,13 @@ class Meeting:
     """
 
     def __init__(self, num_replicas: int, patience_s: float = 2.0) -> None:
-        self.num_replicas, self.visits, self.complete = num_replicas, list[Visit](), False
+        self.num_replicas, self.visits, self.complete = num_replicas, list[ForwardVisit](), False
         self._barrier, self._patience_s = threading.Barrier(num_replicas, self._met), patience_s
         self._caller = threading.get_ident()
 
     def arrive(self, network: int, weights: int, examples: Sequence[int]) -> None:
         """Note that a forward of this module has begun, with weights at this address; returns when it may go on."""
-        visit = Visit(threading.get_ident(), network, weights, tuple(int(example) for example in examples))
+        visit = ForwardVisit(threading.get_ident(), network, weights, tuple(int(example) for example in examples))
         self.visits.append(visit)
         try:
             self._barrier.wait(self._patience_s)
@@ -88,7 +88,7 @@ class Meeting:
                     "named_parameters()") from error
             raise
 
-    def in_order(self) -> list[Visit]:
+    def in_order(self) -> list[ForwardVisit]:
         """The forwards by their first examples."""
         return sorted(self.visits, key=lambda visit: visit.examples)
 

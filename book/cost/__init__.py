@@ -26,7 +26,7 @@
 Keys such as thakur2005 in the docstrings are entries of references.bib.
 """
 from book.cost.activations import LayerShape, activation_bytes, gpt_activation_bytes
-from book.cost.answer import MeasuredStep, Plan, Told, plan, told
+from book.cost.answer import LayoutAnswer, MeasuredStep, Plan, plan, told
 from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s, broadcast_s,
                              bus_bandwidth_bytes_per_s, fit_ring_link, gather_s, halving_doubling_all_reduce_s,
                              latency_bound_s, parameter_server_all_reduce_s, pipeline_bubble, reduce_s,
@@ -48,8 +48,8 @@ from book.cost.transformer import Transformer
 from book.cost.tuning import OPTIMIZERS, Tuning
 
 __all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS", "OPTIMIZERS",
-           "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "Link",
-           "Machine", "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes", "Told", "Transformer",
+           "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "LayoutAnswer",
+           "Link", "Machine", "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes", "Transformer",
            "Tuning", "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s",
            "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of",
            "context_parallel_sent_bytes", "estimate", "estimates", "explain", "fit_ring_link", "flows", "gather_s",

@@ -113,7 +113,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Told:
+class LayoutAnswer:
     """What one layout costs on `cluster`, with error bars as a Plan has them; `frozen_bytes` are not trained."""
 
     model: Transformer
@@ -179,7 +179,7 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster = "H1
 
 def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine | Cluster = "H100", batch: int = 0,
          num_tokens: int = 0, software: str = SOFTWARE[0], precision: str = "bf16",
-         measured: MeasuredStep | None = None, tuning: Tuning = FULL) -> Told:
+         measured: MeasuredStep | None = None, tuning: Tuning = FULL) -> LayoutAnswer:
     """What a layout of your own costs, with an error bar; stages may be as uneven as they are.
 
     The other arguments are as in `plan`. Raises ValueError as that does, and for a layout that can't be.
@@ -191,9 +191,9 @@ def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine
     cost = _estimate(question, layout)
     low, high, worst, basis = _bar(question, bool(measured))
     frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, question.tuning)
-    return Told(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
-                question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high, cost.step_s * worst, basis,
-                question.tuning, float(frozen[0]), question.memory_scale)
+    return LayoutAnswer(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
+                        question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high,
+                        cost.step_s * worst, basis, question.tuning, float(frozen[0]), question.memory_scale)
 
 
 def _name(model: str | Transformer) -> str:
@@ -246,7 +246,7 @@ def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tu
     return best.mfu, f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()} ({best.software}): {best.layout}"
 
 
-def _about(found: Plan | Told, cluster: Cluster, batch: int, speed: str = "") -> Iterator[str]:
+def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str = "") -> Iterator[str]:
     """What was asked, the layout, the seconds of its step, and how certain these are."""
     cost = found.cost
     yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {batch:,} sequences of "
@@ -295,7 +295,7 @@ def _held(cost: Estimate, usable: float, frozen: float, room: float, scale: floa
                f"{left / varies:.0%} more than " + ("your step says" if scale != 1 else f"is counted{steps}"))
 
 
-def _told(found: Told) -> Iterator[str]:
+def _told(found: LayoutAnswer) -> Iterator[str]:
     cost, cluster = found.cost, found.cluster
     rate = found.global_batch * found.model.num_tokens / cost.step_s / cluster.num_gpus
     yield from _about(found, cluster, found.global_batch, f", {rate:,.0f} tokens a second on each GPU")

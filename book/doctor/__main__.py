@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from book.doctor.bandwidth import measure
 from book.doctor.findings import findings
-from book.doctor.machine import Machine, this_machine
+from book.doctor.machine import HostFacts, this_machine
 from book.words import counted
 
 
@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def told(machine: Machine) -> Iterator[str]:
+def told(machine: HostFacts) -> Iterator[str]:
     """What the machine has, in a few lines."""
     yield f"torch {machine.torch}" + (f", CUDA {machine.cuda}" if machine.cuda else ", no CUDA") + (
         f", NCCL {machine.nccl}" if machine.nccl else "")

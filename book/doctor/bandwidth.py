@@ -11,7 +11,7 @@ SIZES = (1 << 10, 1 << 20, 1 << 26)  # bytes: what latency decides, what both do
 REPEATS, WARM_UP = 10, 3
 
 
-class Measured(NamedTuple):
+class TimedAllReduce(NamedTuple):
     """An all-reduce of so many bytes: seconds, the fastest of REPEATS, and bus bandwidth in bytes per second."""
 
     num_bytes: int
@@ -19,12 +19,12 @@ class Measured(NamedTuple):
     bus_bytes_per_s: float
 
 
-def measure(num_ranks: int) -> tuple[str, list[Measured]]:
+def measure(num_ranks: int) -> tuple[str, list[TimedAllReduce]]:
     """The backend, and an all-reduce of each of SIZES, each as slow as on the slowest rank."""
     run = launch(_all_reduces, num_ranks, timeout_s=300)
     slowest = [max(times) for times in zip(*run)]
-    return run.backend, [Measured(size, seconds, bus_bandwidth_bytes_per_s("all_reduce", num_ranks, size, seconds))
-                         for size, seconds in zip(SIZES, slowest)]
+    speeds = [bus_bandwidth_bytes_per_s("all_reduce", num_ranks, *each) for each in zip(SIZES, slowest)]
+    return run.backend, [TimedAllReduce(*each) for each in zip(SIZES, slowest, speeds)]
 
 
 def _all_reduces() -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from book.doctor.machine import PORT, Machine
+from book.doctor.machine import PORT, HostFacts
 from book.words import agree
 
 SMALL_SHM, FEW_FILES, SLOW_S = 1 << 30, 4096, 0.5
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
     remedy: str
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostFacts) -> Iterator[Finding]:
     """What will hurt, the gravest first; nothing for a machine on which all is well."""
     yield from _gpus(machine)
     yield from _memory(machine)
@@ -32,7 +32,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
     yield from _cores(machine)
 
 
-def _gpus(machine: Machine) -> Iterator[Finding]:
+def _gpus(machine: HostFacts) -> Iterator[Finding]:
     if machine.driver and not machine.cuda:
         yield Finding(f"torch {machine.torch} is a build without CUDA, and this machine has an NVIDIA driver",
                       "install the build that https://pytorch.org/get-started/locally names for your driver")
@@ -44,7 +44,7 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
                       "through the host's", "nvidia-smi topo -m shows which; keep tensor parallelism among the others")
 
 
-def _memory(machine: Machine) -> Iterator[Finding]:
+def _memory(machine: HostFacts) -> Iterator[Finding]:
     if machine.shm_bytes < SMALL_SHM:
         yield Finding(f"/dev/shm has {machine.shm_bytes / 2**20:.0f} MiB: NCCL and the workers of a DataLoader share "
                       "memory there, and die with a bus error when it is full",
@@ -58,7 +58,7 @@ def _memory(machine: Machine) -> Iterator[Finding]:
                       "DataLoader takes some", f"ulimit -n {FEW_FILES}")
 
 
-def _network(machine: Machine) -> Iterator[Finding]:
+def _network(machine: HostFacts) -> Iterator[Finding]:
     if machine.lookup_s is None or machine.lookup_s > SLOW_S:
         took = "over 8 s" if machine.lookup_s is None else f"{machine.lookup_s:.1f} s"
         yield Finding(f"looking up the name of 127.0.0.1 takes {took}: torch does that when a rank joins, and all wait",
@@ -80,7 +80,7 @@ def _network(machine: Machine) -> Iterator[Finding]:
                       f"ss -ltnp 'sport = {PORT}' shows whose; torchrun --standalone takes a free one")
 
 
-def _variables(machine: Machine) -> Iterator[Finding]:
+def _variables(machine: HostFacts) -> Iterator[Finding]:
     left = [name for name in LEFT_OVER if name in machine.variables]
     if left:
         yield Finding(f"{', '.join(left)} {agree('is', left)} set in this shell: a program that is started without "
@@ -93,7 +93,7 @@ def _variables(machine: Machine) -> Iterator[Finding]:
         yield Finding("TORCH_FR_BUFFER_SIZE=0 is set: a job that hangs leaves no dumps", "unset TORCH_FR_BUFFER_SIZE")
 
 
-def _cores(machine: Machine) -> Iterator[Finding]:
+def _cores(machine: HostFacts) -> Iterator[Finding]:
     ranks = max(len(machine.gpus), 2)
     allowed = min(machine.cores, machine.quota or machine.cores)
     if allowed < ranks:

@@ -22,7 +22,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostFacts:
     """Bytes, seconds and counts; None where something is unlimited or can't be known.
 
     `lookup_s` is how long the name of 127.0.0.1 takes to look up, which torch does when a rank joins. `peers` is the
@@ -50,13 +50,13 @@ class Machine:
     variables: Mapping[str, str]
 
 
-def this_machine() -> Machine:
+def this_machine() -> HostFacts:
     """What this machine has, as this process sees it: in a container, what the container may use."""
     host = socket.gethostname()
     address, _ = _timed(lambda: socket.gethostbyname(host))
     _, lookup_s = _timed(lambda: socket.getnameinfo(("127.0.0.1", 0), 0)[0])
     gpus = tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
-    return Machine(
+    return HostFacts(
         torch.__version__, torch.version.cuda, Path("/proc/driver/nvidia/version").exists(), gpus,
         ".".join(map(str, torch.cuda.nccl.version())) if gpus else "", _peers(len(gpus)),
         shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0,

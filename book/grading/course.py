@@ -7,7 +7,7 @@ from pathlib import Path
 
 from book.grading.by_hand import not_graded, questions, read_by_hand
 from book.grading.exports import entries
-from book.grading.handed_in import Entry, printable, slug
+from book.grading.handed_in import StudentEntry, printable, slug
 from book.grading.report import Record
 from book.grading.roster import Rules, Student, in_words, placed, read_roster
 
@@ -15,7 +15,7 @@ from book.grading.roster import Rules, Student, in_words, placed, read_roster
 @dataclass
 class Course:
     """The entries of an assignment, the students of the roster behind them, and those of whom there is no entry."""
-    entries: list[Entry]
+    entries: list[StudentEntry]
     skipped: list[str] = field(default_factory=list)
     known: dict[str, Student] = field(default_factory=dict)  # by the entry's slug
     missing: list[Student] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Course:
         used = {id(line) for line in self.asked.values()}
         return [printable(line.name or line.id or line.login) for line in self.by_hand if id(line) not in used]
 
-    def told(self, entry: Entry, record: Record) -> Record:
+    def told(self, entry: StudentEntry, record: Record) -> Record:
         """An entry's record with the student's ids, what lateness costs, and what an instructor should look at."""
         student = self.known.get(entry.slug)
         due, handed_in = self.rules.due, entry.handed_in
@@ -65,7 +65,7 @@ class Course:
             "earned": earned, "late": in_words(late) if late else "", "by_hand": asked,
             "notes": record["notes"] + self._notes(entry, student, due, handed_in)}
 
-    def _notes(self, entry: Entry, student: Student | None, due: datetime | None,
+    def _notes(self, entry: StudentEntry, student: Student | None, due: datetime | None,
                handed_in: datetime | None) -> list[str]:
         notes = [f"older copies were passed over: {', '.join(entry.passed_over)}"] if entry.passed_over else []
         if self.has_roster and student is None:
@@ -100,16 +100,17 @@ class Course:
             "by_hand": asked, "missing": not earned}
 
 
-def _as_in_roster(entry: Entry, student: Student | None) -> Entry:
+def _as_in_roster(entry: StudentEntry, student: Student | None) -> StudentEntry:
     """The entry with the student's id and name in the roster, under which other files may know them."""
     if student is None:
         return entry
     return replace(entry, id=student.id or entry.id, student=student.name or entry.student)
 
 
-def _entry_of(student: Student) -> Entry:
+def _entry_of(student: Student) -> StudentEntry:
     """A student who handed in nothing, under a name for files that no submission can have."""
-    return Entry(printable(student.name or student.id), slug(f"{student.name}\0{student.id}"), None, id=student.id)
+    name_for_files = slug(f"{student.name}\0{student.id}")
+    return StudentEntry(printable(student.name or student.id), name_for_files, None, id=student.id)
 
 
 def _ids(student: Student | None, own: str) -> Record:

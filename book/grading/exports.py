@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from book.grading.handed_in import SUFFIX, Copy, Entry, apart, entry_of, find, printable, skipped
+from book.grading.handed_in import SUFFIX, NotebookCopy, StudentEntry, apart, entry_of, find, printable, skipped
 from book.grading.submission import MAX_BYTES
 
 MAX_FILES, MAX_TOTAL = 50_000, 4 << 30  # of an export
@@ -28,7 +28,7 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True)
-class Item:
+class ExportFile:
     """A file of an export: the names on the way to it, and where it can be read; None if nobody needs its content."""
     parts: tuple[str, ...]
     path: Path | None
@@ -51,11 +51,11 @@ class Whose:
     handed_in: datetime | None = None
 
 
-Reader = Callable[[Item], list[Whose]]
+Reader = Callable[[ExportFile], list[Whose]]
 
 
 def entries(system: str, source: Path, lab_name: str, into: Path,
-            logins: Sequence[str] = ()) -> tuple[list[Entry], list[str]]:
+            logins: Sequence[str] = ()) -> tuple[list[StudentEntry], list[str]]:
     """The entries of all students in an export of `system`, sorted by name, and the names of files that are skipped.
 
     `source` is the zip or the unpacked folder; what a zip holds is written to the folder `into`, under names of our
@@ -68,7 +68,7 @@ def entries(system: str, source: Path, lab_name: str, into: Path,
         return find(source, lab_name), skipped(source)
     items = list(_items(source, into))
     whose, left = SYSTEMS[system](items, logins), []
-    found: dict[str, list[tuple[Whose, Item]]] = {}
+    found: dict[str, list[tuple[Whose, ExportFile]]] = {}
     for item in items:
         owners = whose(item)
         for owner in owners:
@@ -82,10 +82,11 @@ def entries(system: str, source: Path, lab_name: str, into: Path,
     return apart(_entry(files, lab_name) for files in all_of), left
 
 
-def _entry(files: Sequence[tuple[Whose, Item]], lab_name: str) -> Entry:
+def _entry(files: Sequence[tuple[Whose, ExportFile]], lab_name: str) -> StudentEntry:
     """The entry of a student, from all files that are theirs."""
     first = files[0][0]
-    copies = [Copy(owner.name or item.name, item.path, owner.order) for owner, item in files if item.path is not None]
+    copies = [NotebookCopy(owner.name or item.name, item.path, owner.order)
+              for owner, item in files if item.path is not None]
     copies = [copy for copy in copies if copy.name.lower().endswith(SUFFIX)]
     unique = f"{first.student} {first.id}" if first.id not in ("", first.student) else first.student
     entry = replace(entry_of(unique, copies, lab_name), student=printable(first.student), id=printable(first.id),
@@ -98,7 +99,7 @@ def _entry(files: Sequence[tuple[Whose, Item]], lab_name: str) -> Entry:
 
 # What an export holds
 
-def _items(source: Path, into: Path) -> Iterator[Item]:
+def _items(source: Path, into: Path) -> Iterator[ExportFile]:
     """All files of an export, those in archives that students handed in among them."""
     into.mkdir(parents=True, exist_ok=True)
     outer = _of_folder(source) if source.is_dir() else _of_zip(source, (), into, MAX_FILES, MAX_TOTAL)
@@ -111,10 +112,10 @@ def _items(source: Path, into: Path) -> Iterator[Item]:
         try:
             yield from list(_of_zip(item.path, item.parts, into, MAX_INNER_FILES, MAX_INNER_TOTAL))
         except ExportError:
-            yield Item(item.parts, None)
+            yield ExportFile(item.parts, None)
 
 
-def _of_folder(folder: Path) -> Iterator[Item]:
+def _of_folder(folder: Path) -> Iterator[ExportFile]:
     """The files of a folder; links are not followed, and names that begin with a dot are passed over."""
     todo: list[tuple[Path, tuple[str, ...]]] = [(folder, ())]
     while todo:
@@ -125,12 +126,12 @@ def _of_folder(folder: Path) -> Iterator[Item]:
                     continue
                 at = (*parts, entry.name)
                 if not entry.is_dir(follow_symlinks=False):
-                    yield Item(at, Path(entry.path) if _wanted(entry.name) else None)
+                    yield ExportFile(at, Path(entry.path) if _wanted(entry.name) else None)
                 elif len(at) < MAX_DEPTH:
                     todo.append((Path(entry.path), at))
 
 
-def _of_zip(archive: Path, within: tuple[str, ...], into: Path, max_files: int, max_total: int) -> Iterator[Item]:
+def _of_zip(archive: Path, within: tuple[str, ...], into: Path, max_files: int, max_total: int) -> Iterator[ExportFile]:
     """The files of an archive; those that are needed are written to `into` under numbers."""
     total = 0
     try:
@@ -142,13 +143,13 @@ def _of_zip(archive: Path, within: tuple[str, ...], into: Path, max_files: int, 
                 if info.is_dir() or not parts or any(part.startswith((".", "__MACOSX")) for part in parts):
                     continue
                 if not _wanted(parts[-1]):
-                    yield Item(within + parts, None)
+                    yield ExportFile(within + parts, None)
                     continue
                 content = _content(opened, info, into)
                 total += content.stat().st_size
                 if total > max_total:
                     raise ExportError(f"{archive.name} holds more than {max_total >> 20} MiB of notebooks")
-                yield Item(within + parts, content)
+                yield ExportFile(within + parts, content)
     except ExportError:
         raise
     except Exception as error:  # zipfile raises whatever a damaged archive leads to
@@ -174,9 +175,9 @@ CANVAS = re.compile(r"(?P<student>.+?)(?P<late>_LATE)?_(?P<id>\d+|anon_[A-Za-z0-
 MOODLE = re.compile(r"(?P<student>.*)_(?P<id>\d+)_assignsubmission_file(?:_(?P<name>.*))?", re.S)
 
 
-def _canvas(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _canvas(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """Canvas: lovelaceada_LATE_1234_56789_lab.ipynb; the numbers are the user's and the file's, and grow with time."""
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         for part in item.parts:
             if match := CANVAS.fullmatch(part):
                 name = match["name"] if part == item.name else ""
@@ -186,9 +187,9 @@ def _canvas(items: Sequence[Item], logins: Sequence[str]) -> Reader:
     return whose
 
 
-def _moodle(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _moodle(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """Moodle: Ada Lovelace_1234_assignsubmission_file/lab.ipynb, or with _lab.ipynb in the place of the folder."""
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         for part in item.parts:
             if match := MOODLE.fullmatch(part):
                 name = (match["name"] or "") if part == item.name else ""
@@ -197,14 +198,14 @@ def _moodle(items: Sequence[Item], logins: Sequence[str]) -> Reader:
     return whose
 
 
-def _gradescope(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _gradescope(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """Gradescope: submission_1234/lab.ipynb, and beside the folders a file that says whose they are, in YAML."""
     told = next((item for item in items if item.name == METADATA and item.path is not None), None)
     if told is None or told.path is None:
         raise ExportError(f"Gradescope's export has a file {METADATA} beside the submissions, and this one has none")
     by_folder, depth = _metadata(told.path), len(told.parts) - 1
 
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         about = by_folder.get(item.parts[depth]) if len(item.parts) > depth else None
         submitters = about.get(":submitters") if about else None  # several for the work of a group
         return [Whose(f"{who.get(':sid')} {who.get(':email')}", str(who.get(":name") or who.get(":email")),
@@ -225,12 +226,12 @@ def _metadata(path: Path) -> dict[str, Any]:
     return found
 
 
-def _nbgrader(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _nbgrader(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """nbgrader: submitted/ada/lab/lab.ipynb, with a file that says when."""
     stamps = {item.parts[:-1]: when(item.path.read_text(errors="replace")[:200])
               for item in items if item.name == TIMESTAMP and item.path is not None}
 
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         start = 1 + item.parts.index("submitted") if "submitted" in item.parts else 0
         if len(item.parts) < start + 3:
             return []
@@ -239,7 +240,7 @@ def _nbgrader(items: Sequence[Item], logins: Sequence[str]) -> Reader:
     return whose
 
 
-def _classroom(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _classroom(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """GitHub Classroom: a repository for each student, all in a folder, each called after assignment and login."""
     top = _top(items)
     names = sorted({item.parts[top] for item in items if len(item.parts) > top + 1})
@@ -248,7 +249,7 @@ def _classroom(items: Sequence[Item], logins: Sequence[str]) -> Reader:
         shared += 1
     shared = names[0][:shared].rfind("-") + 1 if names else 0
 
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         if len(item.parts) < top + 2:
             return []
         name = item.parts[top]
@@ -258,11 +259,11 @@ def _classroom(items: Sequence[Item], logins: Sequence[str]) -> Reader:
     return whose
 
 
-def _folder(items: Sequence[Item], logins: Sequence[str]) -> Reader:
+def _folder(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
     """A zip of the folder that `find` takes: NAME.ipynb, or NAME/lab.ipynb."""
     top = _top(items)
 
-    def whose(item: Item) -> list[Whose]:
+    def whose(item: ExportFile) -> list[Whose]:
         if len(item.parts) > top + 1:
             return [Whose(item.parts[top], item.parts[top])]
         name = item.name[:-len(SUFFIX)]
@@ -270,12 +271,12 @@ def _folder(items: Sequence[Item], logins: Sequence[str]) -> Reader:
     return whose
 
 
-def _top(items: Sequence[Item]) -> int:
+def _top(items: Sequence[ExportFile]) -> int:
     """1 if all is in one folder that holds folders, else 0."""
     return int(len({item.parts[0] for item in items}) == 1 and all(len(item.parts) > 2 for item in items))
 
 
-SYSTEMS: dict[str, Callable[[Sequence[Item], Sequence[str]], Reader]] = {
+SYSTEMS: dict[str, Callable[[Sequence[ExportFile], Sequence[str]], Reader]] = {
     "folder": _folder, "canvas": _canvas, "moodle": _moodle, "gradescope": _gradescope, "nbgrader": _nbgrader,
     "classroom": _classroom}
 

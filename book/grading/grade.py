@@ -21,7 +21,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from book.grading import feedback, lab as labs, wired
-from book.grading.handed_in import Entry
+from book.grading.handed_in import StudentEntry
 from book.grading.lab import LabError, marks
 from book.grading.own import NOBODY, Owners, digest, in_words, uses_own
 from book.grading.ranks import WireMemory, WireRanks
@@ -148,23 +148,24 @@ class Grader:
         notebook = labs.job(self.lab, exercise, self.seed, submission.answers, numbers)
         labs.expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
-        passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
-        record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed}
-                            for m in marked]
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
-        why = result.why or _killed(result)
-        if why:
-            return record | {"status": "stopped: " + why, "retry": True}
-        failed = [check for check in record["checks"] if not check["passed"]]
+        return record | self._checked(exercise, result, lambda: self._wired(exercise, submission, ranks))
+
+    def _checked(self, exercise: int, result: Result, wire: Callable[[], Record]) -> Record:
+        """What the checks of an exercise say after they have run; `wire()` tries it over the wire, if it has to be."""
+        passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
+        checks = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed} for m in marked]
+        if why := result.why or _killed(result):
+            return {"checks": checks, "status": "stopped: " + why, "retry": True}
+        failed = [check for check in checks if not check["passed"]]
         hidden = [check for check in failed if check["hidden"]]
-        record["retry"] = bool(failed) and _hung(result)
+        record: Record = {"checks": checks, "retry": bool(failed) and _hung(result), "status": "passed"}
         if hidden:  # one costs all points of the exercise, a failed check of the student's copy only its own
             only_hidden = len(hidden) == len(failed)
             return record | {"status": "a check failed" + (" that your copy does not have" if only_hidden else "")}
-        told = _too_large(marked, result, self.references[exercise])
-        if told:
+        if told := _too_large(marked, result, self.references[exercise]):
             return record | {"status": told}
-        record = record | (self._wired(exercise, submission, ranks) if passed else {})
+        record |= wire() if passed else {}
         if record["status"] == "passed":
             record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
             record["status"] = "a check failed" if failed else "passed"
@@ -217,7 +218,7 @@ class Grader:
             self.warm = warm
 
 
-def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
+def grade(lab: Path, entries: Sequence[StudentEntry], out: Path, num_jobs: int = 1, sandboxed: bool = True,
           done: Callable[[Record], None] = lambda record: None, explains: bool = True,
           owners: Owners = NOBODY, begins: Callable[[], None] = lambda: None) -> list[Record]:
     """Grades all submissions, several at a time, and returns a record for each in their order.
@@ -237,7 +238,7 @@ def grade(lab: Path, entries: Sequence[Entry], out: Path, num_jobs: int = 1, san
                 for entry, record in zip(entries, first)]
 
 
-def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
+def _grade_entry(grader: Grader, entry: StudentEntry, done: Callable[[Record], None]) -> Record:
     """One submission's record: the one on disk if it is for exactly this submission, else a new one."""
     record: Record = {"student": entry.student, "slug": entry.slug, "key": None, "error": entry.error, "notes": [],
                       "exercises": {str(n): {"points": 0, "max_points": p, "status": "not graded", "checks": []}
@@ -275,7 +276,7 @@ def _noted_in(record: Record) -> Iterator[None]:
         record["fault"] = traceback.format_exc()
 
 
-def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
+def _again(grader: Grader, entry: StudentEntry, record: Record, done: Callable[[Record], None]) -> Record:
     """Grades again, alone, the exercises that a busy machine may have failed, or all of them if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
@@ -305,7 +306,7 @@ def _unsettled(record: Record) -> bool:
     return "fault" in record or any(e.get("retry") for e in record["exercises"].values())
 
 
-def _submission(entry: Entry, lab: NotebookNode) -> Submission:
+def _submission(entry: StudentEntry, lab: NotebookNode) -> Submission:
     if entry.path is None:
         raise SubmissionError(entry.error or "no notebook")
     return read_submission(entry.path, lab)

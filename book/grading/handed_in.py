@@ -18,7 +18,7 @@ NUMBERED = re.compile(r"(?:-| ?\()(\d{1,6})\)?$")  # lab-1, lab (1): what system
 
 
 @dataclass(frozen=True)
-class Entry:
+class StudentEntry:
     """A student's entry: a displayable name, a name safe for files, the notebook or an error.
 
     Where the system that it comes from tells them: the student's `id` there, when it was handed in, whether the system
@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Copy:
+class NotebookCopy:
     """A notebook that a student handed in, with the name that it had there; the larger `order`, the newer it is."""
     name: str
     path: Path
@@ -53,7 +53,7 @@ class Copy:
         return self.order, int(number[1]) if number else 0, self.path.lstat().st_mtime
 
 
-def find(folder: Path, lab_name: str) -> list[Entry]:
+def find(folder: Path, lab_name: str) -> list[StudentEntry]:
     """The submissions in `folder`: a notebook NAME.ipynb, or a folder NAME with one notebook in it, for each student.
 
     If a folder has several notebooks, the newest of those called `lab_name` is taken; at most three levels are
@@ -68,21 +68,22 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
                 found.append(_entry_of(Path(entry.path), lab_name))
             elif entry.name.lower().endswith(SUFFIX):
                 name = entry.name[:-len(SUFFIX)]
-                found.append(Entry(printable(name), slug(name), Path(entry.path)))
+                found.append(StudentEntry(printable(name), slug(name), Path(entry.path)))
     return apart(found)
 
 
-def _entry_of(folder: Path, lab_name: str) -> Entry:
+def _entry_of(folder: Path, lab_name: str) -> StudentEntry:
     """The entry of the student whose folder this is."""
     try:
         return entry_of(folder.name, notebooks_in(folder), lab_name)
     except OSError as problem:
-        return Entry(printable(folder.name), slug(folder.name), None, f"the folder can't be read: {problem.strerror}")
+        why = f"the folder can't be read: {problem.strerror}"
+        return StudentEntry(printable(folder.name), slug(folder.name), None, why)
 
 
-def entry_of(student: str, copies: Sequence[Copy], lab_name: str) -> Entry:
+def entry_of(student: str, copies: Sequence[NotebookCopy], lab_name: str) -> StudentEntry:
     """The entry of a student who handed in these notebooks: the newest copy of the lab, or why none can be told."""
-    entry = Entry(printable(student), slug(student), None)
+    entry = StudentEntry(printable(student), slug(student), None)
     own = [copy for copy in copies if copy.stem == lab_name[:-len(SUFFIX)]] or list(copies)
     if not own:
         return replace(entry, error="no notebook was found")
@@ -93,11 +94,11 @@ def entry_of(student: str, copies: Sequence[Copy], lab_name: str) -> Entry:
     return replace(entry, path=newest.path, passed_over=older)
 
 
-def apart(entries: Iterable[Entry]) -> list[Entry]:
+def apart(entries: Iterable[StudentEntry]) -> list[StudentEntry]:
     """The entries, except that those with one name for two students become errors."""
     entries = list(entries)
     count = Counter(entry.slug for entry in entries)
-    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name appears more than once")
+    return [StudentEntry(e.student, slug(f"{e.student} {number}"), None, "this name appears more than once")
             if count[e.slug] > 1 else e for number, e in enumerate(entries)]
 
 
@@ -108,7 +109,7 @@ def skipped(folder: Path) -> list[str]:
                       and not entry.is_dir(follow_symlinks=False) and not entry.name.lower().endswith(SUFFIX))
 
 
-def notebooks_in(folder: Path) -> list[Copy]:
+def notebooks_in(folder: Path) -> list[NotebookCopy]:
     """The notebooks in a folder, three levels deep; links are not followed."""
     notebooks, todo, num_seen = [], [(folder, 1)], 0
     while todo and num_seen < MAX_LOOKED_AT:
@@ -124,7 +125,7 @@ def notebooks_in(folder: Path) -> list[Copy]:
                     if depth < MAX_DEPTH:
                         todo.append((Path(entry.path), depth + 1))
                 elif entry.name.lower().endswith(SUFFIX):
-                    notebooks.append(Copy(entry.name, Path(entry.path)))
+                    notebooks.append(NotebookCopy(entry.name, Path(entry.path)))
     return notebooks
 
 

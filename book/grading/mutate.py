@@ -35,7 +35,7 @@ LIMIT_S = 90  # of one mutant; this also ends infinite loops
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MutantOutcome:
     """What became of a mutant: a "public" or "hidden" check caught it, or it "survived" or is "equivalent"."""
 
     exercise: int
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
-             exercises: Collection[int] | None = None) -> Iterator[Outcome]:
+             exercises: Collection[int] | None = None) -> Iterator[MutantOutcome]:
     """Runs `num_each` drawn mutants of each exercise, or all if there are fewer, and yields the outcome of each.
 
     `exercises` None stands for all. `equivalent` has, by `Mutant.key`, why a mutant is as good as the solution.
@@ -73,7 +73,7 @@ def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[st
             yield _outcome(lab, exercise, mutant, equivalent)
 
 
-def _outcome(lab: NotebookNode, exercise: int, mutant: Mutant, equivalent: Mapping[str, str]) -> Outcome:
+def _outcome(lab: NotebookNode, exercise: int, mutant: Mutant, equivalent: Mapping[str, str]) -> MutantOutcome:
     hidden = {marks(cell)["id"] for cell in checks(lab, exercise) if marks(cell).get("hidden")}
     passed: dict[str, str] = {}
     try:
@@ -81,13 +81,13 @@ def _outcome(lab: NotebookNode, exercise: int, mutant: Mutant, equivalent: Mappi
             texts = printed(lab, exercise, mutant.source, "mutant", passed)
     except Exception as error:
         where = "hidden" if {marks(cell)["id"] for cell in checks(lab, exercise)} - set(passed) <= hidden else "public"
-        return Outcome(exercise, mutant, where, f"{type(error).__name__}: {error}", _line_of(error))
+        return MutantOutcome(exercise, mutant, where, f"{type(error).__name__}: {error}", _line_of(error))
     different = [name for name, text in texts.items() if text != stored(lab, name)]
     if different:
-        return Outcome(exercise, mutant, "hidden" if set(different) <= hidden else "public",
-                       f"prints {texts[different[0]]!r}")
-    return Outcome(exercise, mutant, "equivalent" if mutant.key in equivalent else "survived",
-                   equivalent.get(mutant.key, ""))
+        return MutantOutcome(exercise, mutant, "hidden" if set(different) <= hidden else "public",
+                             f"prints {texts[different[0]]!r}")
+    return MutantOutcome(exercise, mutant, "equivalent" if mutant.key in equivalent else "survived",
+                         equivalent.get(mutant.key, ""))
 
 
 def _line_of(error: Exception) -> str:
@@ -121,7 +121,7 @@ def read_equivalent(path: Path) -> dict[str, str]:
     return {key: reason for key, _, reason in (line.partition("  # ") for line in lines)}
 
 
-def table(found: list[Outcome]) -> str:
+def table(found: list[MutantOutcome]) -> str:
     """A line for each exercise: how many mutants, what caught them, for how many a message says what is wrong.
 
     "Own line" counts those of the others whose error points to a line of the answer.

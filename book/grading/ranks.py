@@ -24,7 +24,7 @@ from book.grading import sandbox
 from book.grading.forking import RANK
 from book.grading.run import descendants, end, hold_more_than, in_sandbox
 from book.grading.sandbox import Limits
-from book.grading.warm import Job, Warm
+from book.grading.warm import ForkedJob, Warm
 from book.wire.broker import WireTimeout
 
 START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
@@ -72,7 +72,7 @@ class _Rank:
 @dataclass
 class _ForkedRank:
     """A rank that is forked from a warm process, for one exercise."""
-    job: Job
+    job: ForkedJob
 
     def processes(self) -> list[psutil.Process]:
         """All that runs for it."""

@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from book.grading.exports import when
-from book.grading.handed_in import Entry
+from book.grading.handed_in import StudentEntry
 from book.words import counted
 
 # What columns are called: ours first, then those of Canvas, Moodle, Gradescope, nbgrader and GitHub Classroom.
@@ -81,7 +81,7 @@ def _student(row: dict[str, str], columns: dict[str, str | None], path: Path) ->
     return Student(number, name, cells["email"], cells["section"], cells["login"], row=row, **times)
 
 
-def placed(entries: Iterable[Entry], students: Sequence[Student]) -> dict[str, Student]:
+def placed(entries: Iterable[StudentEntry], students: Sequence[Student]) -> dict[str, Student]:
     """The student behind each entry that the roster knows, by the entry's slug.
 
     An entry is told by its id, else by its name as an id, a login, an email, the part of an email before the @, or a

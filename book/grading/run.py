@@ -24,7 +24,7 @@ from book.grading import kernel, sandbox
 from book.grading.listening import ALL, LAUNCHES, SOME
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
-from book.grading.warm import Job, Warm
+from book.grading.warm import ForkedJob, Warm
 from book.launch.imports import may_need_later
 
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
@@ -222,7 +222,7 @@ class _ForkedJob(_Job):
         self.warm, self.withheld = warm, withheld
 
     def _start(self, log: TextIO) -> None:
-        self.kernel: Job = self.warm.enclosed(self.withheld, self.limits)
+        self.kernel: ForkedJob = self.warm.enclosed(self.withheld, self.limits)
         try:
             self.nbval = self.warm.nbval(self.folder, self._environment(), self._arguments(), NBVAL_BYTES, log.fileno(),
                                          self.kernel)
@@ -279,7 +279,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def in_sandbox(job: Job) -> list[psutil.Process]:
+def in_sandbox(job: ForkedJob) -> list[psutil.Process]:
     """The processes of a job's sandbox."""
     try:
         first = psutil.Process(job.pid)

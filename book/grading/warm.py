@@ -37,7 +37,7 @@ CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass
-class Job:
+class ForkedJob:
     """A forked process, the first one of its sandbox if it has one: its id here, and our end of its socket."""
     pid: int
     socket: socket.socket
@@ -128,7 +128,7 @@ class Warm:
             return False
         return True
 
-    def enclosed(self, withheld: Iterable[Path], limits: Limits, alone: bool = False) -> Job:
+    def enclosed(self, withheld: Iterable[Path], limits: Limits, alone: bool = False) -> ForkedJob:
         """A process in a new sandbox that waits for what it is to run. Raises SandboxError if there can be none."""
         modules = tuple(withheld)
         process = self._process(ENCLOSED, self.modules, modules)
@@ -136,7 +136,7 @@ class Warm:
         return self._started(process, {"limits": asdict(limits), "uid": uid, "alone": alone})
 
     def nbval(self, folder: Path, env: Mapping[str, str], arguments: Sequence[str], max_bytes: int, log: int,
-              kernel: Job) -> Job:
+              kernel: ForkedJob) -> ForkedJob:
         """nbval in a process of its own, with the job's kernel."""
         told = {"folder": str(folder), "env": dict(env), "arguments": list(arguments), "bytes": max_bytes}
         return self._started(self._process(NBVAL, ()), told, [log, kernel.socket.fileno()])
@@ -148,8 +148,8 @@ class Warm:
                 known = self.processes[kind, withheld] = _Process(kind, modules, withheld, self.prefix)
             return known
 
-    def _started(self, process: _Process, told: Mapping[str, Any], handles: Sequence[int] = ()) -> Job:
-        job = Job(0, process.fork())
+    def _started(self, process: _Process, told: Mapping[str, Any], handles: Sequence[int] = ()) -> ForkedJob:
+        job = ForkedJob(0, process.fork())
         job.socket.settimeout(START_S)
         try:
             job.tell(told, handles)

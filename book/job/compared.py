@@ -11,8 +11,8 @@ from book.job.told import Told
 from book.launch import starts
 from book.launch.agreement import Agreement, CallMismatch
 from book.launch.board import Board
-from book.launch.mail import Mail
-from book.launch.messages import Messages
+from book.launch.mail import MessageBoard
+from book.launch.messages import MessageAgreement
 from book.tap import Op
 from book.tap.log import Place
 
@@ -43,10 +43,10 @@ class Compared(Agreement):
             self.note(str(error))
 
 
-class Exchanged(Messages):
+class Exchanged(MessageAgreement):
     """Compares messages, and the parts of an all-to-all, with what their other side expects."""
 
-    def __init__(self, mail: Mail, world_size: int, compared: Compared) -> None:
+    def __init__(self, mail: MessageBoard, world_size: int, compared: Compared) -> None:
         super().__init__(mail, world_size)
         self._compared = compared
 

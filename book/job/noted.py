@@ -29,7 +29,7 @@ def _phase(number: int) -> int:
     return (NUM_ROWS + number % NUM_ROWS) * _ROW.size
 
 
-class Noted(Subscriber):
+class RingNotes(Subscriber):
     """Notes calls and phases in a memory that others may map; the last `NUM_ROWS` of each."""
 
     def __init__(self, memory: Any) -> None:
@@ -103,11 +103,11 @@ def mapped(path: str | os.PathLike[str]) -> Any:
         os.close(file)
 
 
-def note(memory: Any) -> Noted:
+def note(memory: Any) -> RingNotes:
     """Note the calls and phases of this process from now on, in a memory of NUM_BYTES bytes."""
     from book.job import phases
     tap.start()
-    noted = Noted(memory)
+    noted = RingNotes(memory)
     tap.subscribe(noted)
     phases.install(noted)
     return noted

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, dataloader
 
-from book.job.noted import Noted
+from book.job.noted import RingNotes
 from book.look.timelines import BACKWARD, COLLECTOR, FORWARD, INPUT, OPTIMIZER
 from book.tap.imported import once_imported
 from book.tap.replaced import replace, uncompiled, when_stopped
@@ -20,7 +20,7 @@ from book.tap.replaced import replace, uncompiled, when_stopped
 FULL = 2  # the generation of a full collection; others are short
 
 
-def install(noted: Noted) -> None:
+def install(noted: RingNotes) -> None:
     """Have phases noted from now on. A model's forward is one if DDP or FSDP wraps it."""
     _time(noted, dataloader._BaseDataLoaderIter, "__next__", INPUT)
     _time(noted, DataLoader, "__iter__", INPUT)  # which starts the workers
@@ -31,7 +31,7 @@ def install(noted: Noted) -> None:
     _time_collector(noted)
 
 
-def _time_sharded(noted: Noted) -> None:
+def _time_sharded(noted: RingNotes) -> None:
     """A script that shards nothing does not load FSDP: importing it takes a rank most of a CPU second."""
     for module, name, method in (("fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
                                  ("_fully_shard._fully_shard", "FSDPModule", "__call__")):
@@ -41,7 +41,7 @@ def _time_sharded(noted: Noted) -> None:
         once_imported(f"torch.distributed.fsdp.{module}", seen)
 
 
-def _time(noted: Noted, owner: Any, name: str, phase: str) -> None:
+def _time(noted: RingNotes, owner: Any, name: str, phase: str) -> None:
     run = vars(owner).get(name)
     if run is None:  # of a class that is mixed into a model's own
         def run(self: Any, *args: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def _timed(run: Callable[..., Any], begin: Callable[[], int], end: Callable[[int
     return timed
 
 
-def _marks(noted: Noted, phase: str) -> tuple[Callable[[], int], Callable[[int], None]]:
+def _marks(noted: RingNotes, phase: str) -> tuple[Callable[[], int], Callable[[int], None]]:
     """Functions that note the beginning and the end of a phase, which torch.compile leaves as they are."""
     def begin() -> int:
         return noted.begin(phase)
@@ -71,7 +71,7 @@ def _marks(noted: Noted, phase: str) -> tuple[Callable[[], int], Callable[[int],
     return uncompiled(begin), uncompiled(end)
 
 
-def _time_optimizers(noted: Noted) -> None:
+def _time_optimizers(noted: RingNotes) -> None:
     begin, end = _marks(noted, OPTIMIZER)
     open_steps: list[int] = []
 
@@ -86,7 +86,7 @@ def _time_optimizers(noted: Noted) -> None:
     when_stopped(register_optimizer_step_post_hook(after).remove)
 
 
-def _time_collector(noted: Noted) -> None:
+def _time_collector(noted: RingNotes) -> None:
     open_pauses: list[int] = []
 
     def collects(moment: str, about: dict[str, int]) -> None:

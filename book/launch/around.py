@@ -10,7 +10,7 @@ from typing import Any
 
 from book.launch.where import place_of
 from book.tap.log import Place
-from book.waiting.history import Condition, Handler, Line
+from book.waiting.history import CallSite, Condition, Handler
 
 # A condition that names what differs between ranks is the likeliest of several.
 _OF_RANKS = re.compile(r"rank|main|master|leader|is_first|is_last", re.IGNORECASE)
@@ -21,18 +21,18 @@ _ENDS = (ast.Return, ast.Continue, ast.Break)
 
 
 @functools.cache
-def line(chain: Sequence[Place]) -> Line:
+def line(chain: Sequence[Place]) -> CallSite:
     """The innermost of a chain of lines, with the conditions that all of them stand under."""
     if not chain:
-        return Line()
+        return CallSite()
     paths = {place: _path(*place) for place in chain}
     conditions = [found for place in chain for found in _conditions(paths[place], place[1])]
     likely = [found for found in conditions if _OF_RANKS.search(found.text)]
     handler, block = next((found for place in chain for found in _handlers(place[0], paths[place])), (None, 0))
     loops = [_head(node) for node, part in paths[chain[0]]
              if isinstance(node, (ast.For, ast.While)) and part == "body"]
-    return Line(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
-                next(iter(likely or conditions), None), handler, block)
+    return CallSite(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
+                    next(iter(likely or conditions), None), handler, block)
 
 
 @functools.cache

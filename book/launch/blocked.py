@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from book.launch import pending, where
-from book.launch.stacks import Line
+from book.launch.stacks import StackLine
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
 
@@ -27,14 +27,14 @@ _METHODS = {
 }
 
 
-def without_limit(lines: Sequence[Line]) -> bool:
+def without_limit(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines, if it uses no CPU, waits for another thread and has set no time limit."""
     if with_limit(lines):
         return False
     return _in_threading(lines[-1]) or (is_learners(lines[-1].filename) and _waits_in_c(lines[-1]))
 
 
-def with_limit(lines: Sequence[Line]) -> bool:
+def with_limit(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines waits for another thread for a limited time, as a Timer does."""
     # Thread.join passes its time limit on even if that is None.
     last = lines[-2] if lines[-1].function == "_wait_for_tstate_lock" else lines[-1]
@@ -42,11 +42,11 @@ def with_limit(lines: Sequence[Line]) -> bool:
         "timeout" in last.source and "_handle.join" not in last.source)
 
 
-def _in_threading(line: Line) -> bool:
+def _in_threading(line: StackLine) -> bool:
     return os.path.realpath(line.filename).startswith(_WAITS_IN)
 
 
-def _waits_in_c(line: Line) -> bool:
+def _waits_in_c(line: StackLine) -> bool:
     return not line.calls().isdisjoint(_WAITING) or bool(_WITH_LOCK.match(line.source))
 
 
@@ -73,7 +73,7 @@ def _method(frame: FrameType) -> str:
     return f"{type(frame.f_locals['self']).__name__}.{name}" if "self" in frame.f_locals else name
 
 
-def waiting_call(line: Line) -> str | None:
+def waiting_call(line: StackLine) -> str | None:
     """The call in a line that waits, as it is written: "lock.acquire"; None if there is none, or several."""
     try:
         called = [ast.unparse(node.func) for node in ast.walk(ast.parse(line.source)) if isinstance(node, ast.Call)]

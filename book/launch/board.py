@@ -51,7 +51,7 @@ class Board:
         size = world_size * _PART_BYTES
         self._file = new_file(size + world_size * mail.PART_BYTES) if file is None else file
         self._memory = mmap.mmap(self._file, size)
-        self.mail = mail.Mail(self._file, size, world_size)
+        self.mail = mail.MessageBoard(self._file, size, world_size)
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], world_size: int) -> Board:

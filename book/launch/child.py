@@ -26,9 +26,9 @@ from book import audit, tap
 from book.launch import children, explain, family, files, kept, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
-from book.launch.history import History
+from book.launch.history import CallCounter
 from book.launch.left_out import Models
-from book.launch.messages import Messages
+from book.launch.messages import MessageAgreement
 from book.launch.peers import Peers
 from book.launch.report import Stillness, report
 from book.launch.requests import Requests
@@ -48,7 +48,7 @@ class Failure:
     time_s: float
     explained: str | None = None  # what is to be said in place of the message
     waited: explain.Waited | None = None  # if its time was up
-    not_read: files.Read | None = None
+    not_read: files.FailedRead | None = None
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
@@ -141,11 +141,11 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
 def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) -> None:
     """See what this rank calls, refuse what can't be right, and take notes for the audit."""
     world_size, address = int(os.environ["WORLD_SIZE"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    messages = Messages(board.mail, world_size) if board is not None else None
+    messages = MessageAgreement(board.mail, world_size) if board is not None else None
     if audited:
         audit.start(None if audited is True else audited, messages.is_received if messages else None)
     compared = (Agreement(board), messages) if board is not None and messages is not None else ()
-    for subscriber in (Peers(), History(), Requests(), Models(), *compared):
+    for subscriber in (Peers(), CallCounter(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
     for subscriber in compared:  # a process that this rank forks is no rank of this launch: it has no part in the board
         os.register_at_fork(after_in_child=lambda own=subscriber: tap.unsubscribe(own))

@@ -19,7 +19,7 @@ from types import CodeType
 from typing import Any
 
 from book.launch import blocked, family, where
-from book.launch.stacks import Line, Stack, of_crash, read
+from book.launch.stacks import Stack, StackLine, of_crash, read
 from book.launch.transfer import new_file
 from book.tap.place import is_learners
 from book.tap.replaced import replace
@@ -167,7 +167,7 @@ def doing() -> tuple[Child, ...]:
     return tuple(found)
 
 
-def waits_for(lines: Sequence[Line]) -> bool:
+def waits_for(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines, if it uses no CPU, waits for a process and has set no time limit."""
     return any(line.filename.endswith("/torch/utils/data/dataloader.py") for line in lines) or (
         lines[-1].filename.endswith("/multiprocessing/popen_fork.py"))
@@ -181,7 +181,7 @@ def used() -> tuple[tuple[int, int], ...] | None:
     return tuple((pid, _ticks(pid)) for pid in sorted(states))
 
 
-class Stillness:
+class ChildrenStillness:
     """Whether processes that stand still will do so for ever: asked rarely, since a signal is needed for it."""
 
     def __init__(self) -> None:
@@ -215,17 +215,17 @@ def _are_stuck() -> bool:
     return some_wait
 
 
-def _is_idle(lines: Sequence[Line]) -> bool:
+def _is_idle(lines: Sequence[StackLine]) -> bool:
     """Whether this is a worker that waits for the loader to ask for a batch."""
     return _is_at(lines, _WORKER) and not any(is_learners(line.filename) for line in lines) and (
         any(line.filename.endswith("/multiprocessing/queues.py") and line.function == "get" for line in lines))
 
 
-def _is_at(lines: Sequence[Line], function: tuple[str, str]) -> bool:
+def _is_at(lines: Sequence[StackLine], function: tuple[str, str]) -> bool:
     return any(line.filename.endswith(function[0]) and line.function == function[1] for line in lines)
 
 
-def _own(stack: Stack) -> list[Line]:
+def _own(stack: Stack) -> list[StackLine]:
     """A thread's lines without those of the rank that forked it."""
     lines = list(stack.lines)
     began = [number for number, line in enumerate(lines) if _is_at([line], _STARTED)]
@@ -267,7 +267,7 @@ def _ticks(pid: int) -> int:
         return -1
 
 
-def _doing(lines: Sequence[Line], works: bool) -> Doing:
+def _doing(lines: Sequence[StackLine], works: bool) -> Doing:
     """What a thread at these lines is doing, by its source: its frames are in another process."""
     if where.sleeps(lines):
         return Doing(Kind.SLEEPS)

@@ -29,7 +29,7 @@ class Write(NamedTuple):
     place: Place
 
 
-class Read(NamedTuple):
+class FailedRead(NamedTuple):
     """A file that could not be read, and when that was, by time.monotonic()."""
     path: str
     failed_s: float
@@ -59,11 +59,11 @@ def written() -> dict[str, Write]:
     return dict(_written)
 
 
-def not_read(error: BaseException) -> Read | None:
+def not_read(error: BaseException) -> FailedRead | None:
     """The file whose absence or unfinished state has raised this error; None if it is not known to be one."""
     now_s = time.monotonic()
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        return Read(_full(error.filename), now_s)
+        return FailedRead(_full(error.filename), now_s)
     path: Any = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "load" and frame.f_code.co_filename.endswith("/torch/serialization.py"):
@@ -72,7 +72,7 @@ def not_read(error: BaseException) -> Read | None:
             path = last_file(frame.f_locals.get("checkpoint_id"))
     if path is None and isinstance(error, (EOFError, ValueError, pickle.UnpicklingError)) and _opened:
         path = _opened[-1]
-    return Read(_full(path), now_s) if isinstance(path, (str, os.PathLike)) else None
+    return FailedRead(_full(path), now_s) if isinstance(path, (str, os.PathLike)) else None
 
 
 def _heard(event: str, args: Sequence[Any]) -> None:

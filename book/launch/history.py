@@ -13,7 +13,7 @@ from book.tap.log import Place
 from book.tap.place import chain
 from book.waiting import history
 from book.waiting.hang import Group
-from book.waiting.history import Made
+from book.waiting.history import SiteCall
 
 
 class _Key(NamedTuple):
@@ -45,7 +45,7 @@ _models: list[_Runs] = []  # also those that have been deleted
 _run: WeakKeyDictionary[Any, _Runs] = WeakKeyDictionary()
 
 
-class History(Subscriber):
+class CallCounter(Subscriber):
     """Has this process count its calls."""
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ def calls() -> dict[Group, history.History]:
 
 
 def _told(calls: _Calls) -> history.History:
-    made = {key: Made(around.line(key.chain), key.call, key.owner, key.in_backward) for key in list(calls.counts)}
-    counts: dict[Made, int] = defaultdict(int)
+    made = {key: SiteCall(around.line(key.chain), key.call, key.owner, key.in_backward) for key in list(calls.counts)}
+    counts: dict[SiteCall, int] = defaultdict(int)
     for key, count in list(calls.counts.items()):
         counts[made[key]] += count
     return history.History(calls.total, dict(counts), tuple(made[key] for key in list(calls.last) if key in made),

@@ -62,7 +62,7 @@ def unpacked(note: bytes) -> Sent:
     return Sent(dtype, tuple(map(int, filter(None, shape.split(",")))), itemsize, (filename, line) if line else None)
 
 
-class Mail:
+class MessageBoard:
     """The notes of all ranks in a shared file, from byte `start` on."""
 
     def __init__(self, file: int, start: int, world_size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from book.launch import where
 from book.launch.child import Failure
 from book.launch.explain import Waited
-from book.launch.files import Read, Write
+from book.launch.files import FailedRead, Write
 from book.launch.ranks import RankProcess, Ranks
 from book.waiting.hang import Hang
 from book.words import joined, named
@@ -82,7 +82,7 @@ def _is_at(other: Other, hang: Hang) -> str:
     return words + (f" at {standing.place}" if standing.place else "")
 
 
-def written_late(first: int, read: Read, written: Mapping[int, Mapping[str, Write]]) -> Iterator[str]:
+def written_late(first: int, read: FailedRead, written: Mapping[int, Mapping[str, Write]]) -> Iterator[str]:
     """Whether another rank than `first` has written the file since, or was writing it; `written` has those of each."""
     path, failed_s = read
     changed_s = 0.0

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from book.audit import shorter
 from book.launch import where
 from book.launch.agreement import WAIT_S, CallMismatch
-from book.launch.mail import MAX_CLOCK, Mail, Sent, are_alike, unpacked
+from book.launch.mail import MAX_CLOCK, MessageBoard, Sent, are_alike, unpacked
 from book.tap import Op, Subscriber
-from book.tap.log import Described, Group, Place
+from book.tap.log import Described, OwnGroup, Place
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ MOST_LINES, MOST_CHANNELS = 6, 4096
 class _Channel:
     """The messages of one tag from one rank to another, as one of the two sees them."""
 
-    def __init__(self, group: Group, source: int, target: int, kind: str) -> None:
+    def __init__(self, group: OwnGroup, source: int, target: int, kind: str) -> None:
         self.group, self.peer = group, target if group.rank == source else source
         self.is_open, self.count, self.serial = True, 0, 0
         sides = [_key(group, source, target, kind, side) for side in ("send", "recv")]
@@ -46,16 +46,16 @@ class _Channel:
         return self._last[2]
 
 
-class Messages(Subscriber):
+class MessageAgreement(Subscriber):
     """Makes a send, a receive or an all-to-all raise `CallMismatch` where the other side is known to differ."""
 
-    def __init__(self, mail: Mail, world_size: int) -> None:
+    def __init__(self, mail: MessageBoard, world_size: int) -> None:
         self._mail = mail
         # Of each rank: how many of its receives had come to an end before what this rank knows of.
         self._clock = array("I", [0] * world_size) if world_size <= MAX_CLOCK else array("I")
         self._channels: dict[tuple[Any, ...], _Channel] = {}
-        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
-        self._exchanges: dict[Group, int] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], OwnGroup] = {}
+        self._exchanges: dict[OwnGroup, int] = {}
         self._anyones: dict[tuple[Any, ...], _Anyone] = {}
         self._numbers: dict[int, tuple[_Channel, int]] = {}  # of what was not waited for, by serial
 
@@ -188,7 +188,7 @@ class Messages(Subscriber):
                if self._misfit(group, number, *ends)):
             raise CallMismatch(self._told(op, number))
 
-    def _misfit(self, group: Group, number: int, source: int, target: int) -> tuple[Sent, Sent] | None:
+    def _misfit(self, group: OwnGroup, number: int, source: int, target: int) -> tuple[Sent, Sent] | None:
         """What one rank sends to another in an all-to-all and what that expects, if both are known and differ."""
         sent = self._mail.read(source, _key(group, source, target, "all_to_all", "send"), number)
         received = self._mail.read(target, _key(group, source, target, "all_to_all", "recv"), number)
@@ -238,7 +238,7 @@ def _ends(rank: int, peer: int, kind: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(1 << 14)
-def _key(group: Group, source: int, target: int, kind: str, side: str) -> bytes:
+def _key(group: OwnGroup, source: int, target: int, kind: str, side: str) -> bytes:
     """Eight bytes that stand for one side of the messages from a rank to another."""
     text = f"{group.name} {sorted(group.ranks)} {kind}"
     first = zlib.crc32(text.encode()) + 2 * (target if side == "send" else source) + (side == "send")

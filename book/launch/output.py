@@ -9,7 +9,7 @@ import itertools
 MAX_KEPT_BYTES, MAX_LINE_BYTES, MAX_SHOWN_BYTES = 1 << 22, 1 << 18, 1 << 17
 
 
-class Lines:
+class StreamLines:
     """The lines that a rank wrote to one stream; after `MAX_KEPT_BYTES` further lines are counted, not kept.
 
     Of a line longer than `MAX_LINE_BYTES` only its head is kept.

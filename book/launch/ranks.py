@@ -17,7 +17,7 @@ from book.audit import Notes
 from book.launch import child, family, transfer
 from book.launch.agreement import last_calls
 from book.launch.board import Board
-from book.launch.output import Lines
+from book.launch.output import StreamLines
 from book.launch.report import Report
 from book.launch.server import context, main_module_lock, new_interpreter, server_pid, without_main_module
 from book.launch.transfer import Packed, SharedFile
@@ -45,8 +45,8 @@ class RankProcess:
     report: Report | None = None
     recorded: Any = None
     notes: Notes | None = None
-    output: Lines = field(default_factory=Lines)
-    errors: Lines = field(default_factory=Lines)
+    output: StreamLines = field(default_factory=StreamLines)
+    errors: StreamLines = field(default_factory=StreamLines)
 
     @property
     def finished(self) -> bool:
@@ -217,7 +217,7 @@ class Ranks:
         if kind in ("done", "failed"):
             self._changed_s = time.monotonic()
 
-    def _read(self, key: selectors.SelectorKey, lines: Lines, speaker: RankProcess | None) -> None:
+    def _read(self, key: selectors.SelectorKey, lines: StreamLines, speaker: RankProcess | None) -> None:
         data = os.read(key.fd, 1 << 16)
         if not data:
             self._drop(key)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from book.audit import Notes
 from book.launch import blocked, children, history, left_out, pending, requests, rpc, stacks, threads, where
-from book.launch.stacks import Line
+from book.launch.stacks import StackLine
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Dropped, Standing, Thread
@@ -74,7 +74,7 @@ def _polls() -> Doing | None:
         request.call, *(request.peer if request.call == name else None for name in ("irecv", "isend"))))
 
 
-def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> Doing:
+def _doing(thread: int, lines: Mapping[int, Sequence[StackLine]], frames: Mapping[int, FrameType]) -> Doing:
     """What a thread is doing, in more detail if it is idle and `frames` has its innermost frame."""
     if thread not in frames:
         return where.doing_at(lines[thread])
@@ -86,14 +86,14 @@ def _doing_in(stack: list[FrameType]) -> Doing:
     return blocked.describe(stack) if doing.kind is Kind.COMPUTES and threads.are_known() else doing
 
 
-def _served(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> Doing:
+def _served(thread: int, lines: Mapping[int, Sequence[StackLine]], frames: Mapping[int, FrameType]) -> Doing:
     """What the call that a thread serves is doing; it is not known whether it computes."""
     inner = rpc.called(lines[thread])
     doing = _doing_in(where.stack(frames[thread])[-len(inner):]) if thread in frames else where.doing_at(inner)
     return Doing(Kind.UNKNOWN) if doing.kind is Kind.COMPUTES else doing
 
 
-def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, str]:
+def _threads_of_the_learner(lines: Mapping[int, Sequence[StackLine]]) -> dict[int, str]:
     """Names of the threads that the learner's code has started, by identifier, sorted by name."""
     started = {thread.ident: thread.name for thread in threading.enumerate()
                if thread not in (threading.main_thread(), threading.current_thread())}
@@ -102,7 +102,7 @@ def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, st
             and any(is_learners(line.filename) for line in lines[ident])}
 
 
-def _may_wait_forever(main: int, lines: Mapping[int, Sequence[Line]]) -> bool:
+def _may_wait_forever(main: int, lines: Mapping[int, Sequence[StackLine]]) -> bool:
     """Whether the main thread, if it uses no CPU time, waits for other ranks or for threads that wait themselves.
 
     A Timer and a thread that reads a file will go on by themselves. Child processes may too (see `children`).
@@ -129,9 +129,9 @@ class Stillness:
         self.polled = False  # since then, see threads.polled
         self._mark: tuple[Any, ...] | None = None
         self._since_s = 0.0
-        self._used: dict[int, threads.Use] = {}
+        self._used: dict[int, threads.ThreadUse] = {}
         self._queue: dict[int, tuple[bool, int]] = {}
-        self._family = children.Stillness()
+        self._family = children.ChildrenStillness()
         self._joins = False  # whether the main thread is in init_process_group
 
     def measure_s(self) -> float:

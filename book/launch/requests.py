@@ -17,7 +17,7 @@ from book.tap.log import Place
 POLLED_S = 1.0  # a request that was last asked for longer ago is not polled
 
 
-class Made(NamedTuple):
+class RequestOrigin(NamedTuple):
     """What made a request: "isend" or "irecv", the peer, and the file and line of the call."""
     call: str
     peer: int | None
@@ -25,7 +25,7 @@ class Made(NamedTuple):
     line: int
 
 
-_dropped: dict[Made, None] = {}  # a set that keeps its order
+_dropped: dict[RequestOrigin, None] = {}  # a set that keeps its order
 
 
 class Requests(Subscriber):
@@ -35,7 +35,7 @@ class Requests(Subscriber):
         _dropped[_made(op)] = None
 
 
-def dropped() -> list[Made]:
+def dropped() -> list[RequestOrigin]:
     """The requests that this process has deleted before it had waited for them; each line once."""
     return list(_dropped)
 
@@ -57,14 +57,14 @@ def messages() -> dict[tuple[str, int], int]:
     return Counter((op.kind, op.peer) for op in ops if op.is_message and op.peer is not None and not op.withdrawn)
 
 
-def polled() -> Made | None:
+def polled() -> RequestOrigin | None:
     """What made the request that this process asks for again and again; None if there is none."""
     now_s = time.monotonic()
     asked = [op for op in tap.ops() if op.is_message and not op.waited and now_s - op.polled_s < POLLED_S]
     return _made(asked[-1]) if asked else None
 
 
-def made(request: Any) -> Made | None:
+def made(request: Any) -> RequestOrigin | None:
     """What made a request that this process has not waited for; None if that is not known."""
     tapped = sys.modules.get("book.tap.work")
     if tapped is None or not isinstance(request, tapped.Request) or not request.is_open:
@@ -72,5 +72,5 @@ def made(request: Any) -> Made | None:
     return _made(request.ops[0])
 
 
-def _made(op: Op) -> Made:
-    return Made(f"i{op.kind}", op.peer, *(op.place or ("", 0)))
+def _made(op: Op) -> RequestOrigin:
+    return RequestOrigin(f"i{op.kind}", op.peer, *(op.place or ("", 0)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from book.launch import where
-from book.launch.stacks import Line
+from book.launch.stacks import StackLine
 from book.waiting.doing import Doing
 from book.waiting.hang import Served, Worker
 
@@ -40,11 +40,11 @@ def remote_error(message: str) -> RemoteFailure | None:
     # RPC turns an escaped newline in a frame's source into a real one, so find the error below the frames by its name.
     name = re.escape(shown.partition("(")[0])
     error = re.search(rf"^([\w.]+\.)?{name}\b.*", text, re.MULTILINE | re.DOTALL)
-    lines = [Line(filename, int(number), function) for filename, number, function in _FRAME.findall(text)]
+    lines = [StackLine(filename, int(number), function) for filename, number, function in _FRAME.findall(text)]
     return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
-def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], Doing]) -> Worker | None:
+def worker(threads: Mapping[int, Sequence[StackLine]], does: Callable[[int], Doing]) -> Worker | None:
     """This process as a worker; None if it is not one.
 
     `threads` holds the lines of all threads, `does(ident)` says what one of them is doing.
@@ -64,12 +64,12 @@ def _agent() -> Any:
     return api._get_current_rpc_agent() if api and api._is_current_rpc_agent_set() else None
 
 
-def serves(lines: Sequence[Line]) -> bool:
+def serves(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines runs a function that a peer has called."""
     return bool(called(lines))
 
 
-def called(lines: Sequence[Line]) -> list[Line]:
+def called(lines: Sequence[StackLine]) -> list[StackLine]:
     """The lines of the function that a peer has called; empty for a thread that serves no call."""
     names = [line.function if _RPC in line.filename else None for line in lines]
     if _SERVES not in names:

@@ -28,7 +28,7 @@ _CALL = re.compile(r"(\w+)\s*\(")
 _WHERE = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
 
 
-class Line(NamedTuple):
+class StackLine(NamedTuple):
     """The line of source that a function is at."""
     filename: str
     number: int
@@ -63,10 +63,10 @@ class Stack(NamedTuple):
     """The lines of one thread, from the outermost call inwards; `ident` is 0 where faulthandler names no thread."""
     ident: int
     is_current: bool
-    lines: tuple[Line, ...]
+    lines: tuple[StackLine, ...]
 
 
-def of_threads() -> dict[int, tuple[Line, ...]]:
+def of_threads() -> dict[int, tuple[StackLine, ...]]:
     """The lines of every thread that runs Python, by `threading.get_ident()`."""
     collects = gc.isenabled()
     gc.disable()  # before Python 3.12 any allocation may start a collection, and that runs Python
@@ -77,7 +77,7 @@ def of_threads() -> dict[int, tuple[Line, ...]]:
     finally:
         if collects:
             gc.enable()
-    return {ident: tuple(Line(file, number or 0, name) for file, number, name in lines[::-1])
+    return {ident: tuple(StackLine(file, number or 0, name) for file, number, name in lines[::-1])
             for ident, lines in found}  # code that was made, not written, may have no line
 
 
@@ -92,7 +92,7 @@ def _stacks() -> Iterator[tuple[int, tuple[tuple[str, int | None, str], ...]]]:
     return zip(chain.from_iterable(idents), map(tuple, map(map, repeat(_WHERE), outwards)))
 
 
-def of_crash(text: str) -> tuple[Line, ...]:
+def of_crash(text: str) -> tuple[StackLine, ...]:
     """The lines of the thread that crashed or was asked, in what a rank has printed; else those of the main thread."""
     stacks = read(text)
     blamed = next((stack for stack in stacks if stack.is_current), stacks[-1] if stacks else None)
@@ -102,14 +102,14 @@ def of_crash(text: str) -> tuple[Line, ...]:
 def read(text: str) -> list[Stack]:
     """The stacks in a text, among whatever else was printed; the main thread's is the last one."""
     stacks: list[Stack] = []
-    lines: list[Line] | None = None
+    lines: list[StackLine] | None = None
     for row in text.splitlines():
         head, line = _HEAD.search(row), _LINE.fullmatch(row)
         if head:
             lines = []
             stacks.append((int(head[2] or "0", 16), head[1] != "Thread", lines))
         elif line and lines is not None:
-            lines.append(Line(_unescaped(line[1]), int(line[2]), line[3]))
+            lines.append(StackLine(_unescaped(line[1]), int(line[2]), line[3]))
     return [Stack(ident, is_current, tuple(lines[::-1])) for ident, is_current, lines in stacks if lines]
 
 

@@ -23,7 +23,7 @@ _WATCH_S = 0.05
 
 
 @dataclass(frozen=True)
-class Use:
+class ThreadUse:
     """What a thread has used so far: CPU time, and for gloo's transport the bytes that it has written, else None."""
     cpu_ns: int
     written: int | None = None
@@ -34,20 +34,20 @@ def are_known() -> bool:
     return os.path.isdir(_TASKS)
 
 
-def used() -> dict[int, Use]:
+def used() -> dict[int, ThreadUse]:
     """What each thread except the RPC poller has used so far, by thread id."""
     found = {}
     for thread in map(int, os.listdir(_TASKS)):
         try:
             name = _name(thread)
             if name != _POLLER:
-                found[thread] = Use(_clock_ns(thread), _written(thread) if name == _TRANSPORT else None)
+                found[thread] = ThreadUse(_clock_ns(thread), _written(thread) if name == _TRANSPORT else None)
         except OSError:
             continue  # it has just ended
     return found
 
 
-def worked(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
+def worked(before: dict[int, ThreadUse], after: dict[int, ThreadUse], elapsed_s: float) -> bool:
     """Whether any thread except the caller has done more between two measurements than waiting needs.
 
     Written bytes count however little CPU time they took: on a loaded machine a transfer is slow, but it goes on.
@@ -58,20 +58,21 @@ def worked(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> b
     return wrote or any(use.written is None for thread, use in _busy(before, after, elapsed_s) if thread != me)
 
 
-def polled(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
+def polled(before: dict[int, ThreadUse], after: dict[int, ThreadUse], elapsed_s: float) -> bool:
     """Whether gloo's transport has polled between two measurements for something that has arrived and nobody takes."""
     return any(use.written is not None and use.written == _of(thread, before).written
                for thread, use in _busy(before, after, elapsed_s))
 
 
-def _busy(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> Iterator[tuple[int, Use]]:
+def _busy(before: dict[int, ThreadUse], after: dict[int, ThreadUse], elapsed_s: float,
+          ) -> Iterator[tuple[int, ThreadUse]]:
     """The threads that have used more CPU time between two measurements than waiting needs."""
     limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
     yield from ((thread, use) for thread, use in after.items() if use.cpu_ns - _of(thread, before).cpu_ns > limit_ns)
 
 
-def _of(thread: int, before: dict[int, Use]) -> Use:
-    return before.get(thread, Use(0))
+def _of(thread: int, before: dict[int, ThreadUse]) -> ThreadUse:
+    return before.get(thread, ThreadUse(0))
 
 
 def stand_still() -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from book.launch import pending
-from book.launch.stacks import Line
+from book.launch.stacks import StackLine
 from book.tap.place import BOOK, is_book, is_learners, is_unseen
 from book.trace_schema import CellLine
 from book.waiting.doing import Doing, Kind
@@ -55,7 +55,7 @@ def remember_sources(sources: dict[str, str]) -> None:
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
 
 
-def _place(line: Line) -> Place:
+def _place(line: StackLine) -> Place:
     label = "cell" if is_cell(line.filename) else _label(line.filename)
     return Place(label, line.number, line.source)
 
@@ -68,7 +68,7 @@ def _label(filename: str) -> str:
 
 def place_of(filename: str, number: int) -> Place:
     """The place of a line, by its file and number."""
-    return _place(Line(filename, number, ""))
+    return _place(StackLine(filename, number, ""))
 
 
 def cell_line() -> CellLine | None:
@@ -84,11 +84,11 @@ def cell_line() -> CellLine | None:
 
 @functools.cache
 def _numbered(filename: str, number: int, function: str) -> CellLine:
-    source = Line(filename, number, function).source
+    source = StackLine(filename, number, function).source
     return CellLine(number, function, source if len(source) <= LONGEST_LINE else source[:LONGEST_LINE - 1] + "…")
 
 
-def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
+def own_lines(lines: Sequence[StackLine]) -> Sequence[StackLine]:
     """The lines that the learner wrote, of lines listed from the outermost call inwards.
 
     Falls back to the book's own lines, then to the innermost line, so there is always a line to show.
@@ -98,12 +98,12 @@ def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
     return learner or book or lines[-1:]
 
 
-def own_place(lines: Sequence[Line]) -> Place:
+def own_place(lines: Sequence[StackLine]) -> Place:
     """The innermost of the learner's lines; `lines` is not empty (see `own_lines`)."""
     return _place(own_lines(lines)[-1])
 
 
-def places(lines: Sequence[Line]) -> list[Place]:
+def places(lines: Sequence[StackLine]) -> list[Place]:
     """The learner's lines, outermost first; none if only the launcher's code was running."""
     return [_place(line) for line in own_lines(lines) if not is_unseen(line.filename)]
 
@@ -113,7 +113,7 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
     lines = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        lines.append(Line(code.co_filename, traceback.tb_lineno, code.co_name))
+        lines.append(StackLine(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places(lines)
 
@@ -127,9 +127,9 @@ def stack(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
-def line_of(frame: FrameType) -> Line:
+def line_of(frame: FrameType) -> StackLine:
     """The line that a frame is at."""
-    return Line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+    return StackLine(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
 def own_frame(frames: Sequence[FrameType]) -> FrameType:
@@ -139,18 +139,18 @@ def own_frame(frames: Sequence[FrameType]) -> FrameType:
     return next(frame for frame, line in zip(reversed(frames), reversed(lines)) if line == own)
 
 
-def communicates(lines: Sequence[Line]) -> bool:
+def communicates(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines waits for other ranks, if it waits at all."""
     return any(_is_communication(line.filename) for line in lines) or not lines[-1].calls().isdisjoint(BLOCKING_CALLS)
 
 
-def sleeps(lines: Sequence[Line]) -> bool:
+def sleeps(lines: Sequence[StackLine]) -> bool:
     """Whether a thread at these lines sleeps and will wake up by itself."""
     calls = lines[-1].calls()
     return "sleep" in calls and calls.isdisjoint(BLOCKING_CALLS)
 
 
-def doing_at(lines: Sequence[Line]) -> Doing:
+def doing_at(lines: Sequence[StackLine]) -> Doing:
     """What a running thread is doing, in less detail than `doing`: it is not safe to read its frames."""
     if sleeps(lines):
         return Doing(Kind.SLEEPS)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from book.look.flights import Call, Flight
+from book.look.flights import Call, FlightDump
 
 FORMAT = "lockstep flight 1"  # what book.record.flight.dump writes
 BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
@@ -38,7 +38,7 @@ class _Plain(pickle._Unpickler):  # the one in Python: the one in C takes memory
                     "ext4", "persid", "binpersid", "bytearray8", "next_buffer", "readonly_buffer")}}
 
 
-def read_dumps(paths: Iterable[str | Path]) -> tuple[list[Flight], list[str]]:
+def read_dumps(paths: Iterable[str | Path]) -> tuple[list[FlightDump], list[str]]:
     """The dumps by rank, and what can't be read, a sentence each. Raises DumpError where names do not tell ranks."""
     read, problems = {}, []
     for path in sorted(map(Path, paths)):
@@ -92,8 +92,8 @@ def plain(path: Path) -> dict[str, Any]:
     return found
 
 
-def flight_of(dump: Mapping[str, Any], rank: int, world_size: int) -> Flight:
-    """A dump of torch's, or of this book's, as a Flight."""
+def flight_of(dump: Mapping[str, Any], rank: int, world_size: int) -> FlightDump:
+    """A dump of torch's, or of this book's, as a FlightDump."""
     if dump.get("format") == FORMAT:
         return own_flight(dump)
     members = _members(dump)
@@ -102,14 +102,14 @@ def flight_of(dump: Mapping[str, Any], rank: int, world_size: int) -> Flight:
     reached = {str(name): int(status["last_enqueued_collective"])
                for name, status in (dump.get("pg_status") or {}).items()}
     backend = str(entries[0]["profiling_name"]).partition(":")[0] if entries else ""
-    return Flight(rank, world_size, backend, calls, {name: number for name, number in reached.items() if number > 0},
-                  tuple(_open_messages(dump, members)))
+    reached = {name: number for name, number in reached.items() if number > 0}
+    return FlightDump(rank, world_size, backend, calls, reached, tuple(_open_messages(dump, members)))
 
 
-def own_flight(dump: Mapping[str, Any]) -> Flight:
+def own_flight(dump: Mapping[str, Any]) -> FlightDump:
     """What this book's `dump` wrote."""
     calls = tuple(Call(**{**call, "ranks": tuple(call["ranks"])}) for call in dump["calls"])
-    return Flight(dump["rank"], dump["world_size"], dump["backend"], calls, dump.get("reached", {}))
+    return FlightDump(dump["rank"], dump["world_size"], dump["backend"], calls, dump.get("reached", {}))
 
 
 def call_of(entry: Mapping[str, Any], members: Mapping[str, tuple[int, ...]], line: str | None = None) -> Call:

@@ -46,7 +46,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Flight:
+class FlightDump:
     """One rank's dump: its last calls, oldest first; of each group the number of the last call that it had `reached`.
 
     The buffer forgets old calls, and some dumps have none at all, but the number stays. `messages` are the sends and
@@ -99,14 +99,14 @@ class Wait:
     late: tuple[int, ...]
 
 
-def waits(flights: Sequence[Flight]) -> list[Wait]:
+def waits(flights: Sequence[FlightDump]) -> list[Wait]:
     """Where ranks wait, a group each, by the lowest rank that waits there."""
     groups = dict.fromkeys(call.group for flight in flights for call in flight.calls)
     found = [_wait(name, flights) for name in groups] + [_message(flight, flights) for flight in flights]
     return sorted((wait for wait in found if wait), key=lambda wait: (min(wait.calls), wait.group))
 
 
-def _wait(group: str, flights: Sequence[Flight]) -> Wait | None:
+def _wait(group: str, flights: Sequence[FlightDump]) -> Wait | None:
     stuck = {flight.rank: call for flight in flights if (call := flight.stuck(group))}
     if not stuck:
         return None
@@ -119,7 +119,7 @@ def _wait(group: str, flights: Sequence[Flight]) -> Wait | None:
     return Wait(group, number, calls, Due.NOBODY if known else Due.UNKNOWN_MEMBERS, ())
 
 
-def _message(flight: Flight, flights: Sequence[Flight]) -> Wait | None:
+def _message(flight: FlightDump, flights: Sequence[FlightDump]) -> Wait | None:
     """The first send or receive in which a rank waits and that its peer does not take part in."""
     for call in flight.messages[:1]:
         peer = next((other for other in flights if other.rank == call.peer), None)
@@ -130,7 +130,7 @@ def _message(flight: Flight, flights: Sequence[Flight]) -> Wait | None:
 
 
 def _reasons(group: str, number: int, calls: Mapping[int, Call],
-             flights: Sequence[Flight]) -> Iterator[tuple[Due, set[int]]]:
+             flights: Sequence[FlightDump]) -> Iterator[tuple[Due, set[int]]]:
     """Each reason and the ranks to which it applies."""
     by_rank = {flight.rank: flight for flight in flights}
     members = {rank for call in calls.values() for rank in call.ranks} or _seen_in(group, flights)
@@ -141,14 +141,14 @@ def _reasons(group: str, number: int, calls: Mapping[int, Call],
     yield Due.NO_DUMP, members - by_rank.keys()
 
 
-def _seen_in(group: str, flights: Sequence[Flight]) -> set[int]:
+def _seen_in(group: str, flights: Sequence[FlightDump]) -> set[int]:
     """The ranks that are in a group for sure, where no dump says who is: all that are known are in the first one."""
     if group == EVERYBODY:
         return set(range(max(flight.world_size for flight in flights)))
     return {flight.rank for flight in flights if flight.number_in(group)}
 
 
-def _odd_ones(group: str, number: int, flights: Sequence[Flight]) -> set[int]:
+def _odd_ones(group: str, number: int, flights: Sequence[FlightDump]) -> set[int]:
     """The ranks whose call with this number differs from that of most others; of two halves, the one without rank 0."""
     said: dict[str, set[int]] = defaultdict(set)
     for flight in flights:
@@ -158,7 +158,7 @@ def _odd_ones(group: str, number: int, flights: Sequence[Flight]) -> set[int]:
     return set().union(*(ranks for ranks in said.values() if ranks is not common))
 
 
-def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
+def guilty(flights: Sequence[FlightDump]) -> tuple[int, ...]:
     """The ranks that others wait for and that wait for nobody themselves.
 
     An empty tuple if no rank waits, if all have made the same call, or if ranks wait in different groups, each for
@@ -173,12 +173,12 @@ def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in late if not waits_for[rank]))
 
 
-def verdict(flights: Sequence[Flight]) -> str | None:
+def verdict(flights: Sequence[FlightDump]) -> str | None:
     """Who waits in which call, and what the guilty ranks have done instead, in words; None if no rank waits."""
     return "; ".join(sentences(flights)) or None
 
 
-def sentences(flights: Sequence[Flight]) -> Iterator[str]:
+def sentences(flights: Sequence[FlightDump]) -> Iterator[str]:
     """The same, one by one."""
     found, blamed = waits(flights), guilty(flights)
     for wait in found:
@@ -196,7 +196,7 @@ def sentences(flights: Sequence[Flight]) -> Iterator[str]:
         yield _nobody(found)
 
 
-def _instead(rank: int, flight: Flight | None, wait: Wait) -> str:
+def _instead(rank: int, flight: FlightDump | None, wait: Wait) -> str:
     """What a rank did in place of the call that others wait in."""
     if flight is None:
         return (f"there is no dump of rank {rank}, and all others have made the call: it is dead, stopped, or holds "

@@ -31,7 +31,7 @@ class TraceFileError(ValueError):
     """A file that is no profiler trace, or can't be read."""
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """What ran from when to when, in seconds on the rank's own clock."""
 
     start_s: float
@@ -46,14 +46,14 @@ class Profile:
     rank: int | None
     world_size: int
     on_gpu: bool
-    computing: tuple[Span, ...]
-    messages: tuple[Span, ...]
-    copies: tuple[Span, ...]
-    calls: tuple[Span, ...]
+    computing: tuple[Interval, ...]
+    messages: tuple[Interval, ...]
+    copies: tuple[Interval, ...]
+    calls: tuple[Interval, ...]
     num_steps: int
 
     @property
-    def arrivals(self) -> list[Span]:
+    def arrivals(self) -> list[Interval]:
         """For each collective when this rank came to it and when it ended, in order.
 
         A kernel of NCCL begins when its stream comes to it, and ends with the others. On gloo the host's call is the
@@ -70,7 +70,7 @@ class Profile:
             at = number if len(done) == len(self.calls) else bisect_left(begins, call.start_s)
             if at < len(done):
                 end_s = busy[np.searchsorted(busy[:, 1], begins[at], "right"), 1]
-                found.append(Span(call.start_s, float(end_s), call.name))
+                found.append(Interval(call.start_s, float(end_s), call.name))
         return found
 
 
@@ -127,12 +127,12 @@ def _is_span(event: Any) -> bool:
 
 
 def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
-    spans = defaultdict[str, list[Span]](list)
+    spans = defaultdict[str, list[Interval]](list)
     first_us = min(event["ts"] for event in events)  # as a small number it keeps its nanoseconds
     for event in events:
         start_s = (event["ts"] - first_us) / 1e6
         spans[_kind(event["name"], str(event.get("cat", "")).lower())].append(
-            Span(start_s, start_s + event["dur"] / 1e6, event["name"]))
+            Interval(start_s, start_s + event["dur"] / 1e6, event["name"]))
     found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
     info = info if isinstance(info, dict) else {}
     on_gpu = bool(found.get("kernel") or found.get("message"))
@@ -169,12 +169,12 @@ def times(profile: Profile) -> Times:
                  span_s - length(busy))
 
 
-def rows_of(spans: Iterable[Span]) -> np.ndarray:
+def rows_of(spans: Iterable[Interval]) -> np.ndarray:
     """When spans began and ended: a row for each."""
     return np.array([span[:2] for span in spans]).reshape(-1, 2)
 
 
-def by_name(spans: Iterable[Span]) -> list[tuple[str, int, float]]:
+def by_name(spans: Iterable[Interval]) -> list[tuple[str, int, float]]:
     """Of each kind of message its name, how many there are, and their seconds; most seconds first."""
     found: dict[str, list[float]] = defaultdict(list)
     for span in spans:

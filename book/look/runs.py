@@ -22,7 +22,7 @@ class RunFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class JobRun:
     """A job: how it ended, what was said of it, the notes of its ranks, what they called, and why it hung."""
 
     state: str
@@ -50,7 +50,7 @@ def write_run(folder: Path, state: str, said: Sequence[str], rings: Mapping[str,
     new.replace(folder / FILE)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> JobRun:
     """The run that a run.json tells of; raises RunFileError, which names the file, where that can't be."""
     try:
         found = json.loads(path.read_bytes())
@@ -59,8 +59,8 @@ def read_run(path: Path) -> Run:
         timelines = [_timeline(path.parent, rank) for rank in found["ranks"]]
         totals = {(_group(one["group"]), str(one["name"])): (int(one["calls"]), int(one["bytes"]))
                   for one in found["totals"]}
-        return Run(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals,
-                   str(found["cause"]))
+        return JobRun(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals,
+                      str(found["cause"]))
     except OSError as error:
         raise RunFileError(f"{error.filename or path} can't be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:

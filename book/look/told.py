@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from book.look.arrivals import JITTER, LINK, NOBODY, Arrivals, arrivals
-from book.look.flights import Flight, guilty, sentences
+from book.look.flights import FlightDump, guilty, sentences
 from book.look.profiles import Profile, by_name, times
-from book.look.runs import FAILED, HUNG, Run
+from book.look.runs import FAILED, HUNG, JobRun
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
 from book.waiting.hang import Group
 from book.words import counted, in_seconds, named
@@ -16,7 +16,7 @@ MOST_NAMES = 3
 MOST_RANKS = 8  # whose shares are told one by one
 
 
-def dumps_told(flights: Sequence[Flight]) -> Iterator[str]:
+def dumps_told(flights: Sequence[FlightDump]) -> Iterator[str]:
     """Whose dumps these are, which rank is to blame, and why."""
     world_size = max(flight.world_size for flight in flights)
     backends = sorted({flight.backend for flight in flights} - {""})
@@ -106,7 +106,7 @@ def _on_gpu(timelines: Sequence[Timeline]) -> bool:
     return any(timeline.on_gpu for timeline in timelines)
 
 
-def end_told(run: Run) -> str:
+def end_told(run: JobRun) -> str:
     """How a run ended, in one sentence: why it hung, or who was late; "" if it failed, or if that is not known."""
     return run.cause if run.state == HUNG else "" if run.state == FAILED else late_told(run.timelines)
 

@@ -24,7 +24,7 @@ class TornError(ValueError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightPiece:
     """`length` elements along `dim` of a tensor, from `src_start` on what rank `src` holds to `dst_start` on `dst`'s.
 
     A `dim` of None is all of a tensor that every rank has whole.
@@ -48,7 +48,7 @@ class Piece:
         return tensor if self.dim is None else tensor.narrow(self.dim, self.dst_start, self.length)
 
 
-Bucket = tuple[Piece, ...]
+Bucket = tuple[WeightPiece, ...]
 
 
 def spans(length: int, num_parts: int) -> list[tuple[int, int]]:
@@ -67,7 +67,7 @@ def agreed_cuts(module: nn.Module, src: int) -> dict[str, int | None]:
 
 
 def pieces(whole: Mapping[str, torch.Tensor], cuts: Mapping[str, int | None], trainer: Sequence[int],
-           generators: Iterable[Sequence[int]]) -> list[Piece]:
+           generators: Iterable[Sequence[int]]) -> list[WeightPiece]:
     """What each rank of each generator needs of each tensor, and which of the trainer's ranks sends it.
 
     `whole` are the tensors of the model before it is cut (those on "meta" will do); `trainer` and each of `generators`
@@ -80,23 +80,23 @@ def pieces(whole: Mapping[str, torch.Tensor], cuts: Mapping[str, int | None], tr
                 dim = cuts[name]
                 if dim is None:
                     src = trainer[(number + place) % len(trainer)]
-                    found.append(Piece(name, None, len(tensor), src, 0, dst, 0, tensor.nbytes))
+                    found.append(WeightPiece(name, None, len(tensor), src, 0, dst, 0, tensor.nbytes))
                     continue
                 first, last = spans(tensor.shape[dim], len(generator))[place]
                 for src, (start, stop) in zip(trainer, spans(tensor.shape[dim], len(trainer))):
                     low, high = max(first, start), min(last, stop)
                     if low < high:
                         num_bytes = tensor.nbytes // tensor.shape[dim] * (high - low)
-                        found.append(Piece(name, dim, high - low, src, low - start, dst, low - first, num_bytes))
+                        found.append(WeightPiece(name, dim, high - low, src, low - start, dst, low - first, num_bytes))
     return found
 
 
-def buckets(pieces: Iterable[Piece], max_bytes: int) -> list[Bucket]:
+def buckets(pieces: Iterable[WeightPiece], max_bytes: int) -> list[Bucket]:
     """Pieces between the same two ranks, in their order, as many in a bucket as `max_bytes` allows, but at least one.
 
     First buckets come first, whoever sends them, so that all senders are at work.
     """
-    found: dict[tuple[int, int], list[list[Piece]]] = defaultdict(list)
+    found: dict[tuple[int, int], list[list[WeightPiece]]] = defaultdict(list)
     for piece in pieces:
         filled = found[piece.src, piece.dst]
         if not filled or sum(other.num_bytes for other in filled[-1]) + piece.num_bytes > max_bytes:
@@ -159,7 +159,7 @@ class WeightReceiver:
         self.buckets = [bucket for bucket in plan if bucket[0].dst == dist.get_rank()]
         self.double = double
         self.back = {name: torch.empty_like(p) if double else p.detach() for name, p in self.weights.items()}
-        self.versions: dict[Piece, int | None] = {piece: None for bucket in self.buckets for piece in bucket}
+        self.versions: dict[WeightPiece, int | None] = {piece: None for bucket in self.buckets for piece in bucket}
         self.arrived = dict(self.versions) if double else self.versions
 
     @property

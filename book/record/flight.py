@@ -23,13 +23,13 @@ from torch.distributed import distributed_c10d
 
 from book.device import message_backends, message_device
 from book.look.dumps import FORMAT, call_of, own_flight
-from book.look.flights import Call, Flight, guilty, verdict
+from book.look.flights import Call, FlightDump, guilty, verdict
 from book.record.files import read_all
 from book.record.happens_before import assemble
 from book.record.recording import Operation, Recording
 from book.trace import Event, Trace
 
-__all__ = ["Call", "Flight", "dump", "guilty", "read", "trace", "verdict"]
+__all__ = ["Call", "FlightDump", "dump", "guilty", "read", "trace", "verdict"]
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the buffer's, and its old name
 LIBRARIES = tuple(os.path.dirname(os.path.dirname(os.path.realpath(path))) + os.sep
@@ -52,19 +52,19 @@ def dump(path: str | Path, lines: bool = False) -> None:
               if group in world.pg_names}  # this rank may not be a member of all
     entries = pickle.loads(_dump_fr_trace(True, lines, False)).get("entries", [])
     calls = [call_of(entry, groups, _callers_line(entry.get("frames", []))) for entry in entries if not entry["is_p2p"]]
-    flight = Flight(dist.get_rank(), dist.get_world_size(), message_backends()[message_device().type], tuple(calls))
+    flight = FlightDump(dist.get_rank(), dist.get_world_size(), message_backends()[message_device().type], tuple(calls))
     part = Path(f"{path}.part")
     part.write_text(json.dumps({"format": FORMAT, **asdict(flight)}), "utf-8")
     part.replace(path)
 
 
-def read(paths: Iterable[str | Path]) -> list[Flight]:
+def read(paths: Iterable[str | Path]) -> list[FlightDump]:
     """The dumps of all ranks, by rank, from files in any order; TraceError if one is missing, or is not a dump."""
     return read_all(paths, FORMAT, own_flight, "a dump that flight.dump wrote",
                     "there is no dump of rank {}: a rank that can't dump is dead or holds the GIL")
 
 
-def trace(flights: Sequence[Flight]) -> Trace:
+def trace(flights: Sequence[FlightDump]) -> Trace:
     """The calls of all ranks as one trace, in which the calls of one collective are in one step.
 
     Chunk k stands for the k-th step: each rank brings its own call to it, and has all of the group's once the call is

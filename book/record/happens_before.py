@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
+from book.record.recording import Gradient, Hold, MessageChunk, Operation, Origin, Recording
 from book.trace import Event, Trace, TraceError
 
 Node = int  # position in the list of messages and collectives
@@ -145,12 +145,12 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
                     contributions=piece.contributions, start_s=start_s, end_s=end_s, step=step, line=operation.line)
 
 
-def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
+def _pieces(operation: Operation, partner: Operation | None) -> Iterator[MessageChunk]:
     """The operation's pieces; if the sent data matches several of the sender's chunks, the receiver's chunk decides."""
     num_bytes = operation.num_bytes
     if operation.kind == "recv" and partner is not None:
         num_bytes = min(num_bytes, partner.num_bytes)  # a message may be shorter than its tensor
-    pieces = operation.pieces or (Piece(None, None, num_bytes, None),)
+    pieces = operation.pieces or (MessageChunk(None, None, num_bytes, None),)
     landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
     for place, piece in enumerate(pieces):
         if landed and landed[place].chunk in piece.candidates:

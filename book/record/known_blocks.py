@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from book.blocks import MLP, PRODUCT, SIZES, Block, Matrix
+from book.blocks import MLP, PRODUCT, SIZES, Matrix, MatrixBlock
 
 Contents = tuple[float, ...]
 
@@ -51,12 +51,12 @@ class KnownBlocks:
         dims = self.play[matrix].dims
         return SIZES[dims[0]], SIZES[dims[1]]
 
-    def block(self, matrix: str, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
+    def block(self, matrix: str, rows: tuple[int, int], columns: tuple[int, int]) -> MatrixBlock:
         """The block that spans the given half-open range of parts in each dimension."""
         height, width = self.shape(matrix)
         (top, bottom), (left, right) = ([edge * size // self.num_parts for edge in edges]
                                         for edges, size in ((rows, height), (columns, width)))
-        return Block(matrix, (top, bottom), (left, right), (height, width))
+        return MatrixBlock(matrix, (top, bottom), (left, right), (height, width))
 
     def find(self, tensor: torch.Tensor) -> Find | None:
         """What a tensor of shape (..., columns) holds, either as it is or transposed; None if unknown."""

@@ -77,7 +77,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
-class Unit(Protocol):
+class FollowedUnit(Protocol):
     """A part of a model whose state is gathered, averaged and freed together (see book.parallel.sharded).
 
     Its methods named in METHODS are followed.
@@ -89,7 +89,7 @@ class Unit(Protocol):
     shard: nn.Parameter
 
 
-def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
+def follow_units(units: Sequence[FollowedUnit], optimizer: torch.optim.Optimizer) -> None:
     """From now on, record which unit's forward and backward run, and what this rank holds of each unit.
 
     All numbers of bytes are measured: before and after each collective of a unit, after each forward and backward,
@@ -99,7 +99,7 @@ def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> Non
 
 
 class _Follower:
-    def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, units: Sequence[FollowedUnit], optimizer: torch.optim.Optimizer) -> None:
         self.units, self.optimizer = units, optimizer
         self.seen: dict[tuple[str, str], float] = {}
         self.began: dict[tuple[str, str], float] = {}
@@ -119,7 +119,7 @@ class _Follower:
                     self.seen[what, unit.name] = num_bytes
                     holds(what, unit.name, num_bytes)
 
-    def _follow(self, unit: Unit) -> None:
+    def _follow(self, unit: FollowedUnit) -> None:
         for method in METHODS:
             if hasattr(unit, method):
                 setattr(unit, method, self._measuring(unit, method, getattr(unit, method)))
@@ -129,7 +129,7 @@ class _Follower:
         for p in unit.parameters:
             p.register_post_accumulate_grad_hook(lambda _: self._gradient_ready(unit))
 
-    def _measuring(self, unit: Unit, method: str, call: Callable[[], None]) -> Callable[[], None]:
+    def _measuring(self, unit: FollowedUnit, method: str, call: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             if method in AVERAGING:
                 self._end("backward", unit.name)
@@ -145,7 +145,7 @@ class _Follower:
             self.measure()
         return run
 
-    def _gradient_ready(self, unit: Unit) -> None:
+    def _gradient_ready(self, unit: FollowedUnit) -> None:
         if all(p.grad is not None for p in unit.parameters):
             self._end("backward", unit.name)
 

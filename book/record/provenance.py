@@ -18,8 +18,8 @@ from itertools import combinations
 
 import numpy as np
 
-from book.record.recording import Hold, Operation, Piece
-from book.record.snapshots import Snapshot, Watch
+from book.record.recording import Hold, MessageChunk, Operation
+from book.record.snapshots import BufferWatch, Snapshot
 
 MOST_COMBINED = 8  # up to this many waiting messages all combinations are tried, with more only one, two or all of them
 
@@ -35,8 +35,8 @@ class _Waiting:
     fresh: bool = True  # nothing else has been received into its memory since
 
 
-def read(watch: Watch, operations: Sequence[Operation],
-         position: int) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
+def read(watch: BufferWatch, operations: Sequence[Operation],
+         position: int) -> tuple[dict[int, tuple[MessageChunk, ...]], list[Hold]]:
     """What each operation, by its index, has done to the watched buffer so far, and what the rank changed by itself.
 
     `position` is the length of the rank's log. Has no side effects, so it can be called again later.
@@ -49,15 +49,15 @@ def read(watch: Watch, operations: Sequence[Operation],
 class _SnapshotReader:
     """Goes through the snapshots of one watch in program order."""
 
-    def __init__(self, watch: Watch, operations: Sequence[Operation]):
+    def __init__(self, watch: BufferWatch, operations: Sequence[Operation]):
         self._watch, self._operations = watch, operations
         self._known = watch.decode(watch.snapshots[0].lanes)
         self._waiting: list[_Waiting] = []
-        self._pieces: dict[int, list[Piece]] = {index: [] for index in watch.spans}
+        self._pieces: dict[int, list[MessageChunk]] = {index: [] for index in watch.spans}
         self._holds: list[Hold] = []
 
     def read(self, snapshots: list[Snapshot], completed: Iterable[int],
-             lost: Iterable[int]) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
+             lost: Iterable[int]) -> tuple[dict[int, tuple[MessageChunk, ...]], list[Hold]]:
         """Pieces and holds; `completed` operations are done but were not waited for, `lost` ones may never complete."""
         for chunk in range(self._watch.num_chunks):
             self._hold(chunk, self._known[chunk], snapshots[0])
@@ -96,25 +96,26 @@ class _SnapshotReader:
         unknown = np.full(self._watch.num_lanes, np.nan)
         for span in self._watch.spans[index]:
             if self._operations[index].kind == "recv":
-                self._pieces[index].append(Piece(span.chunk, "copy", span.num_bytes, None))
+                self._pieces[index].append(MessageChunk(span.chunk, "copy", span.num_bytes, None))
             else:
                 self._hold(span.chunk, unknown, snapshot, index)
 
-    def _sent_from_buffer(self, snapshot: Snapshot) -> Iterator[Piece]:
+    def _sent_from_buffer(self, snapshot: Snapshot) -> Iterator[MessageChunk]:
         """Pieces sent straight from the buffer; unknown for part of a chunk and for a chunk being received into."""
         for span in self._watch.spans[snapshot.index]:
             known = span.whole and span.chunk not in snapshot.in_flight
-            yield Piece(span.chunk, None, span.num_bytes, _contributions(self._known[span.chunk]) if known else None)
+            held = _contributions(self._known[span.chunk]) if known else None
+            yield MessageChunk(span.chunk, None, span.num_bytes, held)
 
     def _received(self, snapshot: Snapshot) -> None:
         for span in self._watch.spans[snapshot.index]:
             held = _contributions(self._known[span.chunk])
-            self._pieces[snapshot.index].append(Piece(span.chunk, "copy", span.num_bytes, held))
+            self._pieces[snapshot.index].append(MessageChunk(span.chunk, "copy", span.num_bytes, held))
         if snapshot.message is not None:
             lanes = self._watch.decode(snapshot.message)
             self._waiting += [_Waiting(snapshot.index, place, len(lanes), lanes[place]) for place in range(len(lanes))]
 
-    def _sent(self, snapshot: Snapshot) -> Iterator[Piece]:
+    def _sent(self, snapshot: Snapshot) -> Iterator[MessageChunk]:
         """The chunks of a message from outside the buffer, identified by their contents."""
         if snapshot.message is None:
             return
@@ -126,7 +127,8 @@ class _SnapshotReader:
                      and self._watch.same(self._known[c], held)]
             if len(lanes) == self._watch.num_chunks and place in alike:
                 alike = [place]
-            yield Piece(alike[0] if len(alike) == 1 else None, None, num_bytes, _contributions(held), tuple(alike))
+            chunk = alike[0] if len(alike) == 1 else None
+            yield MessageChunk(chunk, None, num_bytes, _contributions(held), tuple(alike))
 
     def _reuse_memory(self, index: int) -> None:
         """Age messages whose memory is received into again: no longer fresh the first time, forgotten the second."""
@@ -142,7 +144,7 @@ class _SnapshotReader:
 
     def _forget(self, message: _Waiting) -> None:
         num_bytes = self._operations[message.index].num_bytes / message.num_places
-        self._pieces[message.index].append(Piece(None, None, num_bytes, None))
+        self._pieces[message.index].append(MessageChunk(None, None, num_bytes, None))
 
     def _hold(self, chunk: int, values: np.ndarray, snapshot: Snapshot, operation: int | None = None) -> None:
         self._holds.append(Hold(chunk, _contributions(values), snapshot.position, snapshot.time_ns, operation))
@@ -179,7 +181,7 @@ class _SnapshotReader:
             op = "reduce" if base.any() or place else "copy"
             held = held + times * message.contributions
             num_bytes = self._operations[message.index].num_bytes / message.num_places
-            self._pieces[message.index].append(Piece(chunk, op, num_bytes, _contributions(held)))
+            self._pieces[message.index].append(MessageChunk(chunk, op, num_bytes, _contributions(held)))
             self._waiting = [other for other in self._waiting if other is not message]
 
 

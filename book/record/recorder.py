@@ -23,7 +23,7 @@ from book import tap
 from book.device import message_device
 from book.record.provenance import read
 from book.record.recording import Gradient, Operation, Origin, Recording
-from book.record.snapshots import Watch, WatchError
+from book.record.snapshots import BufferWatch, WatchError
 from book.tap import Op
 from book.trace import Event
 from book.trace_schema import CellLine
@@ -157,7 +157,7 @@ class _Recorder(tap.Subscriber):
         self.line: Callable[[], CellLine | None] | None = None
         self._lock = threading.Lock()
         self._waited: set[int] = set()
-        self._watch: Watch | None = None
+        self._watch: BufferWatch | None = None
         self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # targets of receives in flight, while watching
         self._futures: dict[int, torch.futures.Future] = {}
         self._num_steps = 0  # sum over all calls of `emit`
@@ -273,7 +273,7 @@ class _Recorder(tap.Subscriber):
     def watch(self, buffer: torch.Tensor, num_chunks: int) -> None:
         with self._lock:
             resolution = torch.finfo(buffer.dtype).eps if buffer.is_floating_point() else 0.0
-            new = Watch(buffer, num_chunks, dist.get_world_size(), resolution, len(self.recording.log))
+            new = BufferWatch(buffer, num_chunks, dist.get_world_size(), resolution, len(self.recording.log))
             if self._watch:
                 self.recording = self._read()
             self._watch = new

@@ -8,7 +8,7 @@ from book.trace_schema import CellLine
 
 
 @dataclass(frozen=True)
-class Piece:
+class MessageChunk:
     """One chunk of a message: which chunk, "reduce" or "copy" (on the receiver), and its contributions.
 
     `candidates` are the sender's chunks that held exactly what was sent; if there are several, only the receiver can
@@ -52,7 +52,7 @@ class Operation:
     num_bytes: float
     start_ns: int
     end_ns: int | None = None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[MessageChunk, ...] = ()
     withdrawn: bool = False
     bucket: int | None = None
     unit: str | None = None

@@ -21,7 +21,7 @@ from book.device import message_backends, message_device
 from book.record.files import read_all
 from book.record.happens_before import assemble
 from book.record.recorder import collect, paused
-from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
+from book.record.recording import Gradient, Hold, MessageChunk, Operation, Origin, Recording
 from book.trace import Event, Trace
 
 FORMAT = "lockstep recording 1"
@@ -125,8 +125,8 @@ def _parsed(plain: dict[str, Any]) -> Saved:
 
 
 def _recording(plain: Mapping[str, Any], emitted: Sequence[Event]) -> Recording:
-    operations = [Operation(**{**_tuples(row), "pieces": tuple(Piece(**_tuples(piece)) for piece in row["pieces"])})
-                  for row in plain["operations"]]
+    pieces = [tuple(MessageChunk(**_tuples(piece)) for piece in row["pieces"]) for row in plain["operations"]]
+    operations = [Operation(**{**_tuples(row), "pieces": each}) for row, each in zip(plain["operations"], pieces)]
     return Recording(operations, [(what, index) for what, index in plain["log"]],
                      [Hold(**_tuples(row)) for row in plain["holds"]],
                      [Gradient(**_tuples(row)) for row in plain["gradients"]], list(emitted),

@@ -28,7 +28,7 @@ class WatchError(ValueError):
 
 
 @dataclass(frozen=True)
-class Span:
+class ChunkSpan:
     """The part of a message that lies in one chunk of the watched buffer."""
 
     chunk: int
@@ -49,7 +49,7 @@ class Snapshot:
     message: Extremes | None = None
 
 
-class Watch:
+class BufferWatch:
     """Follows one buffer; `resolution` is the relative precision of its dtype (0 for integers).
 
     The buffer must be real and contiguous, divide evenly into `num_chunks` chunks of `num_lanes` lanes, and hold at
@@ -66,7 +66,7 @@ class Watch:
         self._lanes = buffer.detach().view(num_chunks, num_lanes, -1)
         self._chunk_bytes = buffer.numel() // num_chunks * buffer.element_size()
         self.pending: dict[int, frozenset[int]] = {}
-        self.spans: dict[int, tuple[Span, ...]] = {}
+        self.spans: dict[int, tuple[ChunkSpan, ...]] = {}
         self.memory: dict[int, range] = {}
         self.snapshots = [self._snapshot("start", position)]
         self._check_start()
@@ -142,7 +142,7 @@ class Watch:
             return None
         return _extremes(tensor.detach().reshape(-1, *self._lanes.shape[1:]))
 
-    def _spans(self, tensor: Tensor) -> Iterator[Span]:
+    def _spans(self, tensor: Tensor) -> Iterator[ChunkSpan]:
         memory, start = _memory(tensor), self._lanes.data_ptr()
         first, last = max(memory.start - start, 0), min(memory.stop - start, self._chunk_bytes * self.num_chunks)
         if tensor.device != self._lanes.device or first >= last:
@@ -150,7 +150,7 @@ class Watch:
         for chunk in range(first // self._chunk_bytes, -(-last // self._chunk_bytes)):
             begin = chunk * self._chunk_bytes
             num_bytes = min(last, begin + self._chunk_bytes) - max(first, begin)
-            yield Span(chunk, num_bytes, num_bytes == self._chunk_bytes)
+            yield ChunkSpan(chunk, num_bytes, num_bytes == self._chunk_bytes)
 
 
 def _extremes(lanes: Tensor) -> Extremes:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from book.blocks import Block, BlockOp
-from book.record.known_blocks import KnownBlocks, Contents, Find
+from book.blocks import BlockOp, MatrixBlock
+from book.record.known_blocks import Contents, Find, KnownBlocks
 from book.tap.group import tensors_in
 from book.trace import Event
 
@@ -33,7 +33,7 @@ WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # follow a functional collecti
 UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # dispatch again with the tensors inside them
 
 
-def around(known: KnownBlocks, found: Find) -> Block:
+def around(known: KnownBlocks, found: Find) -> MatrixBlock:
     """The smallest block that contains everything that was found of a matrix."""
     rows, columns = zip(*found.contents)
     return known.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
@@ -47,10 +47,10 @@ class Watcher(TorchDispatchMode):
         self.events: list[Event] = []
         self._known, self._rank = known, dist.get_rank()
         self._held: dict[tuple[str, int, int], Contents | None] = {}
-        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # pending collectives may have changed these
-        self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # tensors with unexplained values, by address
+        self._sent: list[tuple[float, torch.Tensor, MatrixBlock | None]] = []  # what pending collectives may change
+        self._unknown: dict[int, tuple[torch.Tensor, MatrixBlock]] = {}  # tensors with unexplained values, by address
         shapes = {name: tuple(known.given[name].reshape(-1, known.given[name].shape[-1]).shape) for name in given}
-        blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
+        blocks = [MatrixBlock(name, (0, shape[0]), (0, shape[1]), shape) for name, shape in shapes.items()]
         self._did(BlockOp("given", tuple(blocks)))
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple = (), kwargs: Any = None) -> Any:
@@ -87,7 +87,7 @@ class Watcher(TorchDispatchMode):
 
     # What an operation does
 
-    def _product(self, factors: list[torch.Tensor], places: list[Block | None], result: torch.Tensor,
+    def _product(self, factors: list[torch.Tensor], places: list[MatrixBlock | None], result: torch.Tensor,
                  start_s: float) -> None:
         """Record a product of two known factors, or one whose result is part of a known matrix."""
         places = self._with_guess(factors, places)
@@ -100,7 +100,7 @@ class Watcher(TorchDispatchMode):
         self._did(BlockOp("multiply", _known(places), factors=sizes), start_s)
         self._hold(result, into)
 
-    def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
+    def _changed(self, name: str, places: list[MatrixBlock | None], result: torch.Tensor, start_s: float) -> None:
         """Record any other operation if its result is a block that the rank did not hold in this form before."""
         found, place = self._known.find(result), next(filter(None, places), None)
         if found is None and (place is None or result.shape[-2:] != place.size):
@@ -142,7 +142,7 @@ class Watcher(TorchDispatchMode):
 
     # Where a tensor is, and what it holds
 
-    def _place(self, tensor: torch.Tensor) -> Block | None:
+    def _place(self, tensor: torch.Tensor) -> MatrixBlock | None:
         """The block that a tensor is, by its values, or by where it came from if they are unknown."""
         found = self._known.find(tensor)
         if found:
@@ -150,7 +150,7 @@ class Watcher(TorchDispatchMode):
         kept, place = self._unknown.get(_memory(tensor), (None, None))
         return place if kept is not None and kept.numel() == tensor.numel() else None
 
-    def _into(self, places: list[Block | None]) -> Block | None:
+    def _into(self, places: list[MatrixBlock | None]) -> MatrixBlock | None:
         """The block that the product of these two blocks is; None if it is not part of any matrix."""
         if None in places or len(places) < 2:
             return None
@@ -159,11 +159,11 @@ class Watcher(TorchDispatchMode):
             if matrix.summed and set(matrix.factors) == names:
                 spans = {dim: span for place in places
                          for dim, span in zip(self._known.play[place.matrix].dims, (place.rows, place.columns))}
-                return Block(matrix.name, spans[matrix.dims[0]], spans[matrix.dims[1]],
-                             self._known.shape(matrix.name))
+                return MatrixBlock(matrix.name, spans[matrix.dims[0]], spans[matrix.dims[1]],
+                                   self._known.shape(matrix.name))
         return None
 
-    def _with_guess(self, factors: list[torch.Tensor], places: list[Block | None]) -> list[Block | None]:
+    def _with_guess(self, factors: list[torch.Tensor], places: list[MatrixBlock | None]) -> list[MatrixBlock | None]:
         """The factors' places; if only one is known, the other is guessed to be the block that belongs with it."""
         if places.count(None) != 1:
             return places
@@ -172,7 +172,7 @@ class Watcher(TorchDispatchMode):
         other = next((names[1 - names.index(known)] for names in factors_of if known in names), "")
         return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
 
-    def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
+    def _guess(self, tensor: torch.Tensor, matrix: str) -> MatrixBlock | None:
         """Where an unexplained result should be: per dimension the whole matrix if it fits, else this rank's part."""
         if matrix not in self._known.play:
             return None
@@ -183,7 +183,7 @@ class Watcher(TorchDispatchMode):
                  for own, size in zip(tensor.shape[-2:], whole)]
         return self._known.block(matrix, *spans)
 
-    def _use(self, tensor: torch.Tensor, place: Block | None) -> None:
+    def _use(self, tensor: torch.Tensor, place: MatrixBlock | None) -> None:
         """Record that a given block is held, since it is used."""
         if place and not self._known.play[place.matrix].recipe:
             self._hold(tensor, place)
@@ -193,7 +193,7 @@ class Watcher(TorchDispatchMode):
         return bool(matrix.recipe) and any(self._held.get((found.matrix, *at)) != contents
                                            for at, contents in found.contents.items())
 
-    def _hold(self, tensor: torch.Tensor, place: Block | None, time_s: float | None = None,
+    def _hold(self, tensor: torch.Tensor, place: MatrixBlock | None, time_s: float | None = None,
               again: bool = False) -> None:
         """Record the blocks of a tensor that the rank did not hold in this form before; with `again`, all of them."""
         found = self._known.find(tensor)
@@ -212,7 +212,7 @@ class Watcher(TorchDispatchMode):
                 self._note("hold", str(block), time_s, contents, num_bytes)
         self._held |= tiles
 
-    def _tiles(self, place: Block) -> list[tuple[int, int]]:
+    def _tiles(self, place: MatrixBlock) -> list[tuple[int, int]]:
         edges = [[edge * self._known.num_parts // size for edge in span]
                  for span, size in zip((place.rows, place.columns), place.shape)]
         return [(row, column) for row in range(*edges[0]) for column in range(*edges[1])]
@@ -229,7 +229,7 @@ class Watcher(TorchDispatchMode):
                                  contributions=padded))
 
 
-def _known(places: Iterable[Block | None]) -> tuple[Block, ...]:
+def _known(places: Iterable[MatrixBlock | None]) -> tuple[MatrixBlock, ...]:
     return tuple(place for place in places if place)
 
 

@@ -6,9 +6,9 @@
     steps       StepReplay, steps_of: the phases and all-reduces of training steps, on ranks of which some are late
 """
 from book.replay.backward import Overlap, Replay, followed, overlap
-from book.replay.jobs import Job, read_job
+from book.replay.jobs import RecordedJob, read_job
 from book.replay.pipeline import Bubble, bubble, pipeline_order, replay_pipeline
 from book.replay.steps import StepReplay, steps_of
 
-__all__ = ["Bubble", "Job", "Overlap", "Replay", "StepReplay", "bubble", "followed", "overlap", "pipeline_order",
-           "read_job", "replay_pipeline", "steps_of"]
+__all__ = ["Bubble", "Overlap", "RecordedJob", "Replay", "StepReplay", "bubble", "followed", "overlap",
+           "pipeline_order", "read_job", "replay_pipeline", "steps_of"]

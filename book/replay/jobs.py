@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from book.look.arrivals import Arrivals
-from book.replay.steps import Block, steps_of
+from book.replay.steps import RankPhase, steps_of
 from book.trace import Trace
 
 
 @dataclass(frozen=True)
-class Meeting:
+class SyncPoint:
     """Where all ranks meet: for each rank when it comes to the last all-reduce of a block and when it leaves the block;
     `name` is what the block is called."""
 
@@ -43,11 +43,11 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Job:
+class RecordedJob:
     """The blocks of each rank, and where the ranks meet; all times in seconds, of the whole trace."""
 
-    programs: list[list[Block]]
-    meetings: list[Meeting]
+    programs: list[list[RankPhase]]
+    meetings: list[SyncPoint]
 
     @property
     def start_s(self) -> float:
@@ -111,7 +111,7 @@ class Job:
         """How long a rank waited for the last one to come."""
         return float(sum(one.come_s.max() - one.come_s[rank] for one in self.meetings))
 
-    def _sums(self, rank: int, seconds: Callable[[Block, float, float], float]) -> dict[str, float]:
+    def _sums(self, rank: int, seconds: Callable[[RankPhase, float, float], float]) -> dict[str, float]:
         found: dict[str, float] = {}
         for block in self.programs[rank]:
             if block.phase:
@@ -120,7 +120,7 @@ class Job:
         return found
 
 
-def read_job(trace: Trace) -> Job:
+def read_job(trace: Trace) -> RecordedJob:
     """The job that a trace with phases shows (book.record.phase); all-reduces outside of phases are meetings too.
 
     Raises ValueError for a trace without phases, where ranks differ in theirs, and where they never meet.
@@ -129,9 +129,9 @@ def read_job(trace: Trace) -> Job:
     blocks = list(zip(*programs))
     if any(len({block.phase and block.phase.op for block in same}) > 1 for same in blocks):
         raise ValueError("the ranks of this trace do not have the same phases in the same order")
-    meetings = [Meeting(str(same[0].phase.op) if same[0].phase else "all-reduce",
+    meetings = [SyncPoint(str(same[0].phase.op) if same[0].phase else "all-reduce",
                         np.array([block.called_s for block in same]), np.array([block.end_s for block in same]))
                 for same in blocks if all(block.calls for block in same)]
     if not meetings:
         raise ValueError("in this trace no all-reduce is called by all ranks, so none can be late")
-    return Job(programs, meetings)
+    return RecordedJob(programs, meetings)

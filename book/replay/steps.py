@@ -11,7 +11,7 @@ Late = Mapping[tuple[int, str], float | Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Block:
+class RankPhase:
     """A phase of one rank, such as its third backward, and the all-reduces that the rank calls in it, in order.
 
     `phase` is None for an all-reduce that is called outside of any phase.
@@ -75,7 +75,7 @@ class StepReplay:
         events = sorted(self._events(programs), key=lambda event: (event.times_s, event.rank))
         return Trace(events, trace.world_size, "modelled", trace.source, name=trace.name, backend=trace.backend)
 
-    def _events(self, programs: Sequence[Sequence[Block]]) -> Iterator[Event]:
+    def _events(self, programs: Sequence[Sequence[RankPhase]]) -> Iterator[Event]:
         clock_s, seen = [0.0] * len(programs), dict[str, int]()
         for blocks in zip(*programs):
             name = blocks[0].phase.op if blocks[0].phase else None
@@ -104,7 +104,7 @@ class StepReplay:
         return self.phase_s[name] + extra
 
 
-def steps_of(trace: Trace) -> list[list[Block]]:
+def steps_of(trace: Trace) -> list[list[RankPhase]]:
     """Of each rank its phases in order, with the all-reduces of each, and those that belong to none.
 
     An all-reduce belongs to the phase in which it is called. Raises ValueError for a trace without phases.
@@ -116,14 +116,14 @@ def steps_of(trace: Trace) -> list[list[Block]]:
     return programs
 
 
-def _blocks(events: Sequence[Event]) -> list[Block]:
+def _blocks(events: Sequence[Event]) -> list[RankPhase]:
     phases = [event for event in events if is_phase(event)]
     calls = [event for event in events if event.op == "all_reduce" and event.start_s is not None]
     inside = [[call for call in calls if phase.times_s[0] <= (call.start_s or 0.0) < phase.times_s[1]]
               for phase in phases]
     taken = {id(call) for some in inside for call in some}
-    blocks = [Block(phase, tuple(some)) for phase, some in zip(phases, inside)]
-    return sorted([*blocks, *(Block(None, (call,)) for call in calls if id(call) not in taken)],
+    blocks = [RankPhase(phase, tuple(some)) for phase, some in zip(phases, inside)]
+    return sorted([*blocks, *(RankPhase(None, (call,)) for call in calls if id(call) not in taken)],
                   key=lambda block: block.first_s)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from book.look.runs import ENDED, FAILED, HUNG, INTERRUPTED, Run, Totals
+from book.look.runs import ENDED, FAILED, HUNG, INTERRUPTED, JobRun, Totals
 from book.look.timelines import Timeline
 from book.look.told import end_told
 from book.widgets.calls import Calls, totals_table
@@ -38,7 +38,7 @@ def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), to
     return standalone("calls", title, "\n".join(parts))
 
 
-def write_run_page(path: Path, run: Run) -> None:
+def write_run_page(path: Path, run: JobRun) -> None:
     """Write the page of a run to a file."""
     title = f"A run of {len(run.timelines)} ranks that {TITLES[run.state]}"
     path.write_text(page(title, run.said, run.timelines, run.totals, end_told(run), run.state == HUNG), "utf-8")

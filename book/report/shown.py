@@ -123,5 +123,4 @@ def _add_dumps(found: Shown, paths: Sequence[Path]) -> None:
     timelines, moments = timelines_of_dumps(flights)
     if timelines and not found.timelines:
         found.timelines, found.moments, found.hangs = timelines, moments, True
-        said = "; ".join(sentences(flights))
-        found.end = f"{said[:1].upper()}{said[1:]}."
+        found.end = "; ".join(sentences(flights)) + "."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from book.look.arrivals import Arrivals
-from book.look.flights import Flight, waits
+from book.look.flights import FlightDump, waits
 from book.look.timelines import ORIGIN_S, Timeline, timeline
 from book.look.told import timelines_told
 from book.trace import Event, Trace
@@ -37,7 +37,7 @@ def timelines_of(found: Arrivals) -> list[Timeline]:
             for place, rank in enumerate(found.ranks)]
 
 
-def timelines_of_dumps(flights: Sequence[Flight]) -> tuple[list[Timeline], list[Moment]]:
+def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], list[Moment]]:
     """Each rank's last collectives, and when all had made the one before that in which ranks wait; by hosts' clocks.
 
     No dump says when a call was over. It was not before the last of its ranks had come, which is when it ends here.

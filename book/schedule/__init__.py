@@ -6,7 +6,9 @@
 """
 from book.schedule.actions import KINDS, Action, PipelineSchedule, Work, taker_of
 from book.schedule.moves import Schedule, check_counts, contents_fault
-from book.schedule.phases import OPS, Loops, Move, Phase, Phases, Round, ScheduleError, Span, every, moves_of, phase
+from book.schedule.phases import (OPS, ChunkRange, Loops, Move, Phase, Phases, Round, ScheduleError, every, moves_of,
+                                  phase)
 
-__all__ = ["KINDS", "OPS", "Action", "Loops", "Move", "Phase", "Phases", "PipelineSchedule", "Round", "Schedule",
-           "ScheduleError", "Span", "Work", "check_counts", "contents_fault", "every", "moves_of", "phase", "taker_of"]
+__all__ = ["KINDS", "OPS", "Action", "ChunkRange", "Loops", "Move", "Phase", "Phases", "PipelineSchedule", "Round",
+           "Schedule", "ScheduleError", "Work", "check_counts", "contents_fault", "every", "moves_of", "phase",
+           "taker_of"]

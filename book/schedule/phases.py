@@ -19,7 +19,8 @@ from book.columns import ABSENT, ColumnError, Columns, concatenate, count, word
 
 OPS = ("reduce", "copy")
 Numbers = int | np.ndarray
-Loops = Iterator[tuple[int, Numbers, Numbers, "Numbers | Span", str]]  # step, src, dst, chunk, op: of a message or many
+# Step, src, dst, chunk, op: of a message or many.
+Loops = Iterator[tuple[int, Numbers, Numbers, "Numbers | ChunkRange", str]]
 
 
 class ScheduleError(ValueError):
@@ -69,7 +70,7 @@ def every(num_ranks: int) -> Iterator[np.ndarray]:
         yield np.arange(num_ranks, dtype=np.int32)
 
 
-class Span(NamedTuple):
+class ChunkRange(NamedTuple):
     """Chunks that travel in one message: `length` of them, from `first` on, a number for each message.
 
     It does not wrap around: `first + length` is at most the number of chunks.
@@ -121,7 +122,7 @@ class Phase:
     """Loops that yield the messages of steps, counted from 0, kept with their arguments until they are asked for.
 
     What they yield is (step, src, dst, chunk, op); `op` is what a receiver does with the chunk. `src`, `dst` and
-    `chunk` may be arrays, (M,), of as many messages, and `chunk` a `Span`, for messages of several chunks.
+    `chunk` may be arrays, (M,), of as many messages, and `chunk` a `ChunkRange`, for messages of several chunks.
     What is yielded of one step has one `op` and one number of chunks.
     """
 
@@ -172,9 +173,9 @@ class Phases(tuple[Phase, ...]):
         return chain.from_iterable(phase.steps() for phase in self)
 
 
-def _messages(src: Numbers, dst: Numbers, chunk: Numbers | Span, op: str) -> Messages:
+def _messages(src: Numbers, dst: Numbers, chunk: Numbers | ChunkRange, op: str) -> Messages:
     """What loops yield of a step, all of it in arrays."""
-    chunks = chunk if isinstance(chunk, Span) else Span(chunk, 1)
+    chunks = chunk if isinstance(chunk, ChunkRange) else ChunkRange(chunk, 1)
     src, dst, first = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunks.first)))
     return Messages(src, dst, first, chunks.length, op)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from book.blocks import MLP, PRODUCT, SIZES, Block, BlockOp, Matrix
+from book.blocks import MLP, PRODUCT, SIZES, BlockOp, Matrix, MatrixBlock
 from book.trace import Event, Trace
 
 BACKWARD = ("dB", "dH", "dP", "dA", "dX")  # in autograd's order: a weight's gradient before that of the input
@@ -114,18 +114,19 @@ class _Rank:
         own = self._own(name)
         height, width = (size // self.num_ranks for size in whole.shape)
         for row, column in product(range(*own.rows, height), range(*own.columns, width)):
-            yield Event(self.rank, "hold", str(Block(name, (row, row + height), (column, column + width), whole.shape)),
-                        num_bytes=float(height * width * NUMBER_BYTES), contributions=(*counts, 0))
+            block = MatrixBlock(name, (row, row + height), (column, column + width), whole.shape)
+            yield Event(self.rank, "hold", str(block), num_bytes=float(height * width * NUMBER_BYTES),
+                        contributions=(*counts, 0))
 
-    def _own(self, name: str) -> Block:
+    def _own(self, name: str) -> MatrixBlock:
         """This rank's block of a matrix."""
         whole = self._whole(name)
         rows, columns = (self._part(dim) if dim == self.cut else (0, SIZES[dim]) for dim in self.matrices[name].dims)
-        return Block(name, rows, columns, whole.shape)
+        return MatrixBlock(name, rows, columns, whole.shape)
 
-    def _whole(self, name: str) -> Block:
+    def _whole(self, name: str) -> MatrixBlock:
         height, width = (SIZES[dim] for dim in self.matrices[name].dims)
-        return Block(name, (0, height), (0, width), (height, width))
+        return MatrixBlock(name, (0, height), (0, width), (height, width))
 
     def _part(self, dim: str) -> tuple[int, int]:
         size = SIZES[dim] // self.num_ranks

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.tap.log import LOG, NOBODY, Described, Group, Op
+from book.tap.log import LOG, NOBODY, Described, Op, OwnGroup
 from book.tap.place import caller
 from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
@@ -80,19 +80,19 @@ class _Calls:
     """What has been called in one group."""
 
     def __init__(self) -> None:
-        self.group: Group | None = None  # known only after the group's constructor
+        self.group: OwnGroup | None = None  # known only after the group's constructor
         self.collectives, self.messages = itertools.count(1), itertools.count(1)
         # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self.batch: list[Op] | None = None
 
-    def of(self, group: ProcessGroup) -> Group:
+    def of(self, group: ProcessGroup) -> OwnGroup:
         """The group that these calls are in."""
         if self.group is None:
             try:
                 ranks, backend = tuple(dist.get_process_group_ranks(group)), dist.get_backend_config(group)
             except KeyError:  # torch has not registered it yet
-                return Group(group.group_name, tuple(range(group.size())), "", group.rank())
-            self.group = Group(group.group_name, ranks, backend, dist.get_rank())
+                return OwnGroup(group.group_name, tuple(range(group.size())), "", group.rank())
+            self.group = OwnGroup(group.group_name, ranks, backend, dist.get_rank())
         return self.group
 
 
@@ -164,14 +164,8 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
         function, place, owner, in_backward = caller(sys._getframe())
         op = Op(kind, function, own, next(calls.messages), place, owner, in_backward,
                 _in_world(own, args[0]) if has_peer else None, args[-1], (Described(tensor.dtype, tensor.shape),))
-        LOG.write(op, tensors)
-        try:
-            work = method(group, tensors, *args)
-        except Exception:
-            LOG.withdraw(op)
-            raise
+        work = _logged(op, tensors, calls, method, group, tensors, *args)
         if calls.batch is not None:
-            calls.batch.append(op)
             return work
         return Request(work, (op,)) if work is not None and function else wrapped(work, (op,))
 
@@ -187,21 +181,27 @@ def _seen(name: str) -> Callable[..., Work | None]:
         if not LOG.is_on:
             return method(group, *args, **options)
         op, tensors = _collective(name, calls.group or calls.of(self), calls, (*args, *options.values()))
-        LOG.write(op, tensors)
-        try:
-            work = method(group, *args, **options)
-        except Exception:
-            LOG.withdraw(op)
-            raise
-        if calls.batch is not None:
-            calls.batch.append(op)
-            return work
-        return wrapped(work, (op,))
+        work = _logged(op, tensors, calls, method, group, *args, **options)
+        return work if calls.batch is not None else wrapped(work, (op,))
 
     return uncompiled(call)
 
 
-def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
+def _logged(op: Op, tensors: Tensors, calls: _Calls, method: Callable[..., Work | None], group: ProcessGroup,
+            *args: Any, **options: Any) -> Work | None:
+    """Make a call that is noted first; torch may refuse it, and a batch waits for all of its calls together."""
+    LOG.write(op, tensors)
+    try:
+        work = method(group, *args, **options)
+    except Exception:
+        LOG.withdraw(op)
+        raise
+    if calls.batch is not None:
+        calls.batch.append(op)
+    return work
+
+
+def _collective(name: str, group: OwnGroup, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:
     """A collective as an op, and all tensors in its arguments."""
     kind, place, is_nested = COLLECTIVES[name]
     sides = [_side(arg) for arg in args]
@@ -234,7 +234,7 @@ def _bytes_in(tensors: Tensors) -> int:
     return num_bytes
 
 
-def _in_world(group: Group, rank: int | None) -> int | None:
+def _in_world(group: OwnGroup, rank: int | None) -> int | None:
     """The rank in the world of a rank in a group; NOBODY if the group has no such rank."""
     return None if rank is None else group.ranks[rank] if 0 <= rank < len(group.ranks) else NOBODY
 

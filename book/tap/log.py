@@ -20,7 +20,7 @@ NOBODY = -1  # the peer or the root of a call that names a rank which its group 
 Place = tuple[str, int]  # file and line number
 
 
-class Group(NamedTuple):
+class OwnGroup(NamedTuple):
     """A process group: its name, its members' ranks in the world, its backends ("cpu:gloo,cuda:nccl"), the own rank."""
     name: str
     ranks: tuple[int, ...]
@@ -49,7 +49,7 @@ class Op:
     """
     kind: str
     function: str | None
-    group: Group
+    group: OwnGroup
     number: int
     place: Place | None
     owner: str | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from book.waiting.hang import CollectiveCall, Hang
-from book.waiting.history import History, Line, Made, Model
+from book.waiting.history import CallSite, History, Model, SiteCall
 from book.words import agree, counted, named
 
 JOIN = "give all ranks equally many, or train inside `with model.join():`"
@@ -58,16 +58,16 @@ def _at(place: str) -> str:
     return f" at {place}" if place else ""
 
 
-def _forwards(models: Sequence[Model]) -> dict[Line, int]:
-    found: dict[Line, int] = {}
+def _forwards(models: Sequence[Model]) -> dict[CallSite, int]:
+    found: dict[CallSite, int] = {}
     for model in models:
         for line, count in model.forwards.items():
             found[line] = found.get(line, 0) + count
     return found
 
 
-def _by_line(counts: Mapping[Made, int]) -> dict[Line, int]:
-    found: dict[Line, int] = {}
+def _by_line(counts: Mapping[SiteCall, int]) -> dict[CallSite, int]:
+    found: dict[CallSite, int] = {}
     for made, count in counts.items():
         found[made.line] = max(found.get(made.line, 0), count)
     return found
@@ -75,7 +75,7 @@ def _by_line(counts: Mapping[Made, int]) -> dict[Line, int]:
 
 # Models in DDP
 
-def _run_unevenly(hang: Hang) -> Iterator[tuple[str, Line, dict[int, list[int]]]]:
+def _run_unevenly(hang: Hang) -> Iterator[tuple[str, CallSite, dict[int, list[int]]]]:
     """Models that some ranks have run more often than others: the model, the line that did, the ranks by count."""
     all_models = [standing.models for standing in hang.ranks]
     num_models = min(map(len, all_models), default=0)
@@ -114,7 +114,7 @@ def _grouped(counts: Mapping[int, int]) -> dict[int, list[int]]:
     return found
 
 
-def _under(line: Line) -> str:
+def _under(line: CallSite) -> str:
     return f", {line.condition.how} `{line.condition.text}`" if line.condition else ""
 
 
@@ -136,7 +136,7 @@ def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
             return
 
 
-def _come(who: Mapping[int, Sequence[int]], line: Line) -> str:
+def _come(who: Mapping[int, Sequence[int]], line: CallSite) -> str:
     """"ranks 0, 2 have come 3 times to train.py line 7: dist.barrier(), under `if rank != 1`, rank 1 only once"."""
     (most, first), *others = sorted(who.items(), reverse=True)
     rest = "".join(f", {named(ranks)} {'only ' if count else ''}{times(count)}" for count, ranks in others)
@@ -177,7 +177,7 @@ def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
             return
 
 
-def _why_fewer(line: Line, fewer: Sequence[int]) -> str:
+def _why_fewer(line: CallSite, fewer: Sequence[int]) -> str:
     """What may have kept ranks from a line that others came to."""
     if line.handler:
         return (f": did {named(sorted(fewer))} catch an error before it? `{line.handler.text}` goes "

@@ -16,7 +16,7 @@ class Handler(NamedTuple):
     goes_on: str
 
 
-class Line(NamedTuple):
+class CallSite(NamedTuple):
     """A line that calls something; the same source is equal on all ranks. `number` is 0 if it is not known."""
     place: str = ""  # "train.py line 7: dist.all_reduce(x)"
     number: int = 0
@@ -26,9 +26,9 @@ class Line(NamedTuple):
     block: int = 0  # the line of the `try` that the handler belongs to
 
 
-class Made(NamedTuple):
+class SiteCall(NamedTuple):
     """A line, and what it calls: "all_reduce", of "DDP" if torch makes the call for it."""
-    line: Line
+    line: CallSite
     call: str
     owner: str = ""
     in_backward: bool = False
@@ -40,11 +40,11 @@ class History(NamedTuple):
     A line that makes several calls per batch, as DDP does in backward, counts once for each batch.
     """
     total: int
-    counts: dict[Made, int]
-    last: tuple[Made, ...]
+    counts: dict[SiteCall, int]
+    last: tuple[SiteCall, ...]
     is_done: bool | None  # whether the last one is, as far as the program knows; None if DDP waits for it
 
-    def at(self, number: int) -> Made:
+    def at(self, number: int) -> SiteCall:
         """The call with this number, from 1; it must be among the last ones."""
         return self.last[number - self.total - 1]
 
@@ -52,4 +52,4 @@ class History(NamedTuple):
 class Model(NamedTuple):
     """A model in DDP: its batches (forwards in training, with gradients), and how often each line has run it."""
     num_batches: int
-    forwards: dict[Line, int]
+    forwards: dict[CallSite, int]

@@ -18,7 +18,7 @@ from book.trace import SCORES, Trace
 from book.widgets.page import Data, Recorded, arranged
 from book.widgets.show import show
 from book.widgets.terms import origin
-from book.words import counted, in_bytes, joined
+from book.words import capitalised, counted, in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -52,7 +52,7 @@ class Hop:
 
 
 @dataclass(frozen=True)
-class Play:
+class AttentionPlay:
     """A run as its player needs it: the rank of each token's query, and its hops, the first with nothing moved."""
 
     rows: tuple[int, ...]
@@ -84,7 +84,7 @@ class Play:
         return met
 
 
-def read_play(trace: Trace) -> Play:
+def read_play(trace: Trace) -> AttentionPlay:
     """The hops of a run; raises ValueError for a trace that can't be shown."""
     n = trace.world_size
     if n > MOST_RANKS:
@@ -105,7 +105,7 @@ def read_play(trace: Trace) -> Play:
             holds[dst] = whose
         rows = tuple(found[at] if at < len(found) else {} for found in products)
         hops.append(Hop(tuple(moves), tuple(holds), rows))
-    return Play(tuple(owners[token] for token in range(len(owners))), tuple(hops))
+    return AttentionPlay(tuple(owners[token] for token in range(len(owners))), tuple(hops))
 
 
 def _products(trace: Trace, rank: int) -> list[dict[int, list[int]]]:
@@ -128,7 +128,7 @@ def _sent_to(trace: Trace, rank: int, num_hops: int) -> list[int]:
 
 # The data and the words
 
-def run_payload(trace: Trace, play: Play, source: str) -> Data:
+def run_payload(trace: Trace, play: AttentionPlay, source: str) -> Data:
     """One run as JSON data."""
     stops: list[Data] = [{"say": [["", begin(play)]], "phase": "0", "moves": [], "holds": list(range(play.num_ranks)),
                           "work": [0] * play.num_ranks, "set": []}]
@@ -140,14 +140,14 @@ def run_payload(trace: Trace, play: Play, source: str) -> Data:
             "stops": stops, "figures": figures(trace, play)}
 
 
-def begin(play: Play) -> str:
+def begin(play: AttentionPlay) -> str:
     """The words before the first product."""
     first = joined(token for token, rank in enumerate(play.rows) if rank == 0)
     return (f"{len(play.rows)} tokens on {play.num_ranks} ranks. Each has the queries, keys and values of its own "
             f"tokens, rank 0 of tokens {first}. A query needs the keys up to its own.")
 
 
-def told(play: Play) -> list[list[list[Any]]]:
+def told(play: AttentionPlay) -> list[list[list[Any]]]:
     """What happens in each hop."""
     said = [[_hop(hop)] for hop in play.hops]
     met, tokens = play.counted(), range(len(play.rows))
@@ -173,10 +173,10 @@ def _hop(hop: Hop) -> list[Any]:
         where = "to the next" if by == {1} else "to the one before it"
         return ["Every rank passes keys and values on", f" {where}. The ranks work on {work} scores.{waits} "]
     moves = joined(f"rank {src} sends rank {whose}'s keys to rank {dst}" for src, dst, whose in hop.moves)
-    return [moves[0].upper() + moves[1:] + ".", f" The ranks work on {work} scores.{waits} "]
+    return [f"{capitalised(moves)}.", f" The ranks work on {work} scores.{waits} "]
 
 
-def figures(trace: Trace, play: Play) -> list[list[str]]:
+def figures(trace: Trace, play: AttentionPlay) -> list[list[str]]:
     """Pairs of a value and what it means."""
     sends = [[event for event in trace.of_rank(rank) if event.kind == "send"] for rank in range(play.num_ranks)]
     most = max(sends, key=lambda events: sum(event.num_bytes or 0 for event in events))

@@ -21,9 +21,9 @@ from book.look.spans import common, less, union
 from book.look.timelines import INNER_FIRST, OTHER, PHASES, Timeline, arrivals_of, waiting_shares
 from book.look.told import groups_told
 from book.widgets.page import Page, arranged, heading, table
-from book.words import in_seconds, named
+from book.widgets.timeline import TICKS
+from book.words import capitalised, in_seconds, named
 
-TICKS = 100_000
 KINDS = (*PHASES, "exchange")
 MOST_BLOCKS, MOST_EXCHANGES = 2400, 12
 BLOCKS = 7  # of a rank between two exchanges, about
@@ -70,7 +70,7 @@ class Calls(Page):
             if before < t < TICKS:
                 before = t
                 stops.append({"t": t, "say": [words]})
-        return [*stops, {"t": TICKS, "say": [["", self._end or "The end."]]}]
+        return [*stops, {"t": TICKS, "say": [["", capitalised(self._end) or "The end."]]}]
 
     def _exchanges(self) -> Iterator[tuple[int, list[str]]]:
         """When the last rank came to each exchange, and by how much; the given moments."""

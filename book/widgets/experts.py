@@ -39,7 +39,7 @@ def expert_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
 
 
 @dataclass(frozen=True)
-class Visit:
+class ExpertsPlay:
     """A run as its player needs it; `returned[t]` says how often each token's row came back to token t."""
 
     num_ranks: int
@@ -89,7 +89,7 @@ class Visit:
         return 2 if others else int(self.returned[token][token] == sent)
 
 
-def read_visit(trace: Trace) -> Visit:
+def read_visit(trace: Trace) -> ExpertsPlay:
     """The run of a trace; raises ValueError for one that can't be shown."""
     def noted(op: str) -> list[Any]:
         return [event for rank in range(trace.world_size) for event in trace.of_rank(rank) if event.op == op]
@@ -107,13 +107,13 @@ def read_visit(trace: Trace) -> Visit:
     queues: list[list[int]] = [[] for _ in experts]
     for event in noted(WORKED):
         queues[event.bucket].append(event.chunk)
-    return Visit(trace.world_size, tuple(map(tuple, wants)), tuple(map(tuple, queues)),
-                 tuple(event.contributions for event in sorted(returned, key=lambda event: event.chunk)))
+    return ExpertsPlay(trace.world_size, tuple(map(tuple, wants)), tuple(map(tuple, queues)),
+                       tuple(event.contributions for event in sorted(returned, key=lambda event: event.chunk)))
 
 
 # The data and the words
 
-def run_payload(visit: Visit, source: str) -> Data:
+def run_payload(visit: ExpertsPlay, source: str) -> Data:
     """One run as JSON data."""
     return {"n": visit.num_ranks, "per": visit.per_rank, "wants": visit.wants, "queues": visit.queues,
             "back": [visit.back(token) for token in range(len(visit.wants))], "source": source,
@@ -121,7 +121,7 @@ def run_payload(visit: Visit, source: str) -> Data:
             "figures": figures(visit)}
 
 
-def told(visit: Visit) -> list[Say]:
+def told(visit: ExpertsPlay) -> list[Say]:
     """What is said at each stop."""
     own, rows, n = len(visit.wants) // visit.num_ranks, visit.rows, visit.num_ranks
     start = (f"Each of {n} ranks has {counted(own, 'token')} and {counted(visit.per_rank, 'expert')}. "
@@ -142,7 +142,7 @@ def told(visit: Visit) -> list[Say]:
             [["Back in order:", " the same way back, each row to its own token. "], *_ending(visit)]]
 
 
-def _ending(visit: Visit) -> Say:
+def _ending(visit: ExpertsPlay) -> Say:
     states = [visit.back(token) for token in range(len(visit.wants))]
     none = sum(not any(token in visit.queues[expert] for expert in wanted) for token, wanted in enumerate(visit.wants))
     counts = ((visit.num_strange, "row", "met the wrong expert"),
@@ -154,7 +154,7 @@ def _ending(visit: Visit) -> Say:
     return [["", nothing if none else "Every token has met an expert."]]
 
 
-def figures(visit: Visit) -> list[list[str]]:
+def figures(visit: ExpertsPlay) -> list[list[str]]:
     """Pairs of a value and what it means."""
     mean = visit.num_choices / visit.num_ranks
     return [[str(max(visit.rows)), f"rows of the busiest rank; an equal share is {mean:g}"],

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
-from book.widgets.memory_run import HINT, REDUCES, Held, Operation, Piece, read_held
+from book.widgets.memory_run import HINT, REDUCES, Held, MemoryMoment, Piece, read_held
 from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import origin
-from book.words import counted, in_bytes
+from book.words import capitalised, counted, in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -182,7 +182,7 @@ def told(held: Held) -> Iterator[list[str]]:
         yield [stress, rest + (" The step is over." if k == last == len(held.operations) - 1 else "")]
 
 
-def _told(held: Held, operation: Operation, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
+def _told(held: Held, operation: MemoryMoment, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
     unit, part = operation.unit, PARTS[held.world_size]
     grown = {what: sum(b - state.get((w, u), 0) for (w, u), b in operation.changes if w == what) for what in STATE}
     if operation.op == "all_gather":
@@ -198,13 +198,13 @@ def _told(held: Held, operation: Operation, state: Mapping[tuple[str, str], floa
         return (f"All-reduce of {unit}",
                 f": each rank gets all of the mean gradient; each sends {_kb(operation.num_sent)}.")
     if operation.op == "free":
-        return f"{_upper(unit)} is freed", f": each rank keeps its {part}, {_kb(operation.changes[0][1])}."
+        return f"{capitalised(unit)} is freed", f": each rank keeps its {part}, {_kb(operation.changes[0][1])}."
     if operation.op == "drop":
         return "The gradients are dropped", f": {_kb(-grown['gradients'])} on each rank."
     return _computed(held, operation, grown)
 
 
-def _computed(held: Held, operation: Operation, grown: dict[str, float]) -> tuple[str, str]:
+def _computed(held: Held, operation: MemoryMoment, grown: dict[str, float]) -> tuple[str, str]:
     made = [f"{_kb(grown[what])} of {what}" for what in ("activations", "gradients") if grown[what] > 0]
     if operation.op == "update":
         sharded = held.zero_stage in (1, 2, 3) and held.world_size > 1
@@ -213,7 +213,7 @@ def _computed(held: Held, operation: Operation, grown: dict[str, float]) -> tupl
         return f"Each rank updates {whose}", new
     around = " What lies outside the blocks is first and last in use." if operation.unit == "root" else ""
     new = f", which makes {' and '.join(made)}" if made else ""
-    return f"{_upper(operation.op)} of {operation.unit}", f" on each rank's part of the batch{new}.{around}"
+    return f"{capitalised(operation.op)} of {operation.unit}", f" on each rank's part of the batch{new}.{around}"
 
 
 def figures(held: Held) -> list[list[str]]:
@@ -245,10 +245,6 @@ def _kept(held: Held) -> str:
     names = [f"{what}/{held.world_size}" if shards.get(what) and held.world_size > 1 else what
              for what in STATE if sum(b for (w, _), b in left.items() if w == what)]
     return f": {' + '.join(names)}" if names else ""
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _kb(num_bytes: float) -> str:

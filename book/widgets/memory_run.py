@@ -19,7 +19,7 @@ Piece = tuple[str, str]  # what of book.trace.STATE, of which unit
 
 
 @dataclass
-class Operation:
+class MemoryMoment:
     """What all ranks did: a collective, "forward", "backward", "update", "free" or "drop", and what each then holds.
 
     `changes` are bytes by piece in their order, `num_sent` the bytes that each rank sent.
@@ -38,7 +38,7 @@ class Held:
     world_size: int
     units: dict[str, float]
     start: dict[Piece, float]
-    operations: list[Operation]
+    operations: list[MemoryMoment]
     frees: bool
 
     @property
@@ -138,14 +138,14 @@ class _Operations:
         self._held: dict[Piece, float] = {}
         self._done: set[Piece] = set()
         self.start: dict[Piece, float] = {}
-        self.operations: list[Operation] = []
+        self.operations: list[MemoryMoment] = []
 
     def read(self, event: Event, later: Event | None) -> None:
         if event.kind == "memory":
             self._memory(event)
         elif event.kind == "compute" and event.unit is not None:
             self._done.clear()
-            self.operations.append(Operation(event.op or "", event.unit))
+            self.operations.append(MemoryMoment(event.op or "", event.unit))
         elif event.kind == "collective" and event.op in GATHERS + REDUCES:
             unit = event.unit or self._unit_of(event, later)
             if unit is not None:  # others, such as the mean of a loss, are not state
@@ -157,7 +157,7 @@ class _Operations:
         if event.unit and last and (last.op, last.unit) == (event.op, unit) and not last.changes:
             last.num_sent += sent_bytes(event)
         else:
-            self.operations.append(Operation(event.op or "", unit, sent_bytes(event)))
+            self.operations.append(MemoryMoment(event.op or "", unit, sent_bytes(event)))
 
     def _unit_of(self, event: Event, later: Event | None) -> str | None:
         what = "parameters" if event.op in GATHERS else "gradients"
@@ -175,7 +175,7 @@ class _Operations:
             return
         what, unit = piece
         if what == "parameters" and num_bytes < before:
-            self.operations.append(Operation("free", unit))
+            self.operations.append(MemoryMoment("free", unit))
         elif what == "gradients" and not num_bytes and self.operations[-1].op not in ("drop", *REDUCES):
-            self.operations.append(Operation("drop", "all"))
+            self.operations.append(MemoryMoment("drop", "all"))
         self.operations[-1].changes.append((piece, num_bytes))

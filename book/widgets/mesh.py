@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from book.cost import Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, sent_bytes
 from book.mesh import Mesh
 from book.trace import Event, Trace
-from book.widgets.mesh_run import RESULTS, Item, Step, Stop, read_step
+from book.widgets.mesh_run import RESULTS, RankAct, Step, Stop, read_step
 from book.widgets.page import Data, Page, heading, listed, table
 from book.widgets.show import show
 from book.widgets.terms import origin, spelled
-from book.words import agree, counted, in_bytes, joined, plural
+from book.words import agree, capitalised, counted, in_bytes, joined, plural
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -222,7 +222,7 @@ class _Teller:
 
     def work(self, stop: Stop) -> Iterator[Said]:
         """One sentence for each action of a stage, however many ranks the stage has."""
-        same: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
+        same: dict[tuple[Any, ...], list[RankAct]] = defaultdict(list)
         for item in stop.items:
             same[item.event.stage, item.event.op, item.event.micro_batch].append(item)
         for (stage, kind, micro_batch), items in sorted(same.items()):
@@ -249,7 +249,7 @@ class _Teller:
                 who, each = _names(ranks, self._mesh.world_size), len(events) // len(ranks)
                 axes = sorted({axis_name(event, self._mesh) for event in events})
                 size = f"{each} times {size}" if each > 1 else size
-                yield (f"{who[0].upper()}{who[1:]} {agree('sends', ranks)}",
+                yield (f"{capitalised(who)} {agree('sends', ranks)}",
                        f" {size}{' each' * (len(ranks) > 1)} along {' and '.join(axes)}.")
 
     def collectives(self, stop: Stop) -> Iterator[Said]:
@@ -276,7 +276,7 @@ class _Teller:
                 rest = f" in the {KINDS.get(event.op or '', 'step')} of micro-batch {event.micro_batch}."
             yield f"Rank @{event.rank} waits", rest
 
-    def _inside(self, items: list[Item]) -> str:
+    def _inside(self, items: list[RankAct]) -> str:
         """What is sent inside actions of one kind: "5 all-reduces along tp, 2.56 kB from each rank"."""
         same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in items:

@@ -19,7 +19,7 @@ Channel = tuple[int | None, int | None]  # source and destination of a message, 
 
 
 @dataclass
-class Item:
+class RankAct:
     """What one rank does next: "work", "send", "recv" or "collective".
 
     Work has its `action`, and in `inner` what is sent inside it: collectives, and messages to a rank that is at an
@@ -38,7 +38,7 @@ class Stop:
     """What is done at the same time: items of one kind; `ended` are ranks that compute nothing more."""
 
     kind: str
-    items: list[Item]
+    items: list[RankAct]
     ended: frozenset[int] = frozenset()
 
 
@@ -133,34 +133,34 @@ def _between_actions(trace: Trace) -> set[Event]:
             for event in (one, other)}
 
 
-def _program(trace: Trace, rank: int, inner: set[Event]) -> list[Item]:
+def _program(trace: Trace, rank: int, inner: set[Event]) -> list[RankAct]:
     """What a rank did, in its order; what it received inside an action comes before the action, which needs it.
 
     Messages in `inner` are a part of the action.
     """
-    items: list[Item] = []
-    work: Item | None = None
+    items: list[RankAct] = []
+    work: RankAct | None = None
     for event, is_inside in _in_order(trace, rank):
         around = work if is_inside else None
         if event.kind == "compute":
-            work = Item("work", event, action=_action(event))
+            work = RankAct("work", event, action=_action(event))
             items.append(work)
         elif around and event in inner:
             around.inner += [event] * (event.kind == "send")
         elif event.kind == "collective" and around:
             around.inner.append(event)
         elif event.kind == "recv" and around:
-            items.insert(items.index(around), Item("recv", event))
+            items.insert(items.index(around), RankAct("recv", event))
         else:
-            items.append(Item(event.kind, event))
+            items.append(RankAct(event.kind, event))
     _find_made(items)
     return items
 
 
-def _find_made(items: list[Item]) -> None:
+def _find_made(items: list[RankAct]) -> None:
     """Set `made` of each message sent after an action, unless two messages to one peer could be its result."""
     last: Action | None = None
-    sends: dict[int | None, Item] = {}
+    sends: dict[int | None, RankAct] = {}
     for item in items:
         if item.kind == "work":
             last, sends = item.action, {}
@@ -171,7 +171,7 @@ def _find_made(items: list[Item]) -> None:
                 earlier.made = item.made = None
 
 
-def _first_step(program: list[Item]) -> list[Item]:
+def _first_step(program: list[RankAct]) -> list[RankAct]:
     seen = set()
     for place, item in enumerate(program):
         if item.action in seen:
@@ -184,7 +184,7 @@ def _first_step(program: list[Item]) -> list[Item]:
 class _Schedule:
     """The ranks' programs side by side."""
 
-    def __init__(self, programs: list[list[Item]], whole: bool):
+    def __init__(self, programs: list[list[RankAct]], whole: bool):
         self._left = [deque(program) for program in programs]
         self._whole = whole
         self._on_way: Counter[Channel] = Counter()
@@ -200,9 +200,9 @@ class _Schedule:
         if stuck and self._whole:  # a step cut out of several may leave messages of the next one
             yield Stop("stuck", stuck)
 
-    def _messages(self) -> list[Item]:
+    def _messages(self) -> list[RankAct]:
         """Sends that ranks have reached; messages in flight are received, but not passed on in the same stop."""
-        sent: list[Item] = []
+        sent: list[RankAct] = []
         fresh: Counter[Channel] = Counter()
         resting: set[int] = set()
         while any([self._message(rank, sent, fresh, resting) for rank in range(len(self._left))]):
@@ -210,7 +210,7 @@ class _Schedule:
         self._on_way += fresh
         return sent
 
-    def _message(self, rank: int, sent: list[Item], fresh: Counter[Channel], resting: set[int]) -> bool:
+    def _message(self, rank: int, sent: list[RankAct], fresh: Counter[Channel], resting: set[int]) -> bool:
         """Whether this rank sent or received its next message; once it has received one of this stop, it sends none."""
         item = self._left[rank][0] if self._left[rank] else None
         if item is None or item.kind not in ("send", "recv") or (item.kind == "send" and rank in resting):
@@ -229,7 +229,7 @@ class _Schedule:
         self._left[rank].popleft()
         return True
 
-    def _work(self) -> list[Item]:
+    def _work(self) -> list[RankAct]:
         """Actions that can run: all ranks in the groups of their collectives are at an action too."""
         ready = self._next("work")
         while waiting := [rank for rank, item in ready.items()
@@ -238,9 +238,9 @@ class _Schedule:
                 del ready[rank]
         return [self._left[rank].popleft() for rank in ready]
 
-    def _collectives(self) -> list[Item]:
+    def _collectives(self) -> list[RankAct]:
         """Collectives that their whole group has reached, as long as consecutive ones are of the same kind."""
-        found: list[Item] = []
+        found: list[RankAct] = []
         while True:
             ready = self._next("collective")
             able = [item for item in ready.values() if all(
@@ -250,7 +250,7 @@ class _Schedule:
                 return found
             found += [self._left[item.event.rank].popleft() for item in alike]
 
-    def _next(self, kind: str) -> dict[int, Item]:
+    def _next(self, kind: str) -> dict[int, RankAct]:
         return {rank: left[0] for rank, left in enumerate(self._left) if left and left[0].kind == kind}
 
     def _ended(self) -> frozenset[int]:

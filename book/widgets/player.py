@@ -19,10 +19,11 @@ from book.schedule import Schedule
 from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
 from book.widgets.player_fault import Fault, ending
-from book.widgets.player_run import Contributions, Run, as_trace, read_run
+from book.widgets.player_run import ChunkRun, Contributions, as_trace, read_run
 from book.widgets.player_words import size_of, source_of, steps_in_words, told
 from book.widgets.show import show
 from book.widgets.terms import spelled
+from book.words import capitalised
 
 if TYPE_CHECKING:
     from book.widgets.live import Live, Panel
@@ -32,7 +33,7 @@ Playable = Trace | Schedule
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
          predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
-         promise: str | None = None) -> Shown | Live:
+         promise: str | None = None) -> PlayerView | Live:
     """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
@@ -50,11 +51,11 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
         raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
     check_choice("select", select, (None, *traces))
     options = Options("play", view, predict, clock, labels, select, promise)
-    return show(Shown(traces, title or title_of(traces), options))
+    return show(PlayerView(traces, title or title_of(traces), options))
 
 
 def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links",
-         view: str = "auto") -> Shown | Live:
+         view: str = "auto") -> PlayerView | Live:
     """Several modelled runs on one clock, side by side: when each is done, and what the busiest link carries.
 
     Raises ValueError for fewer than two runs or one without modelled times (`simulate` gives them).
@@ -68,7 +69,7 @@ def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links"
                          "simulate(schedule, num_bytes, link) gives them")
     if len(traces) < 2:
         raise ValueError("a race needs two or more runs")
-    return show(Shown(dict(traces), title, Options("race", view, clock="time")))
+    return show(PlayerView(dict(traces), title, Options("race", view, clock="time")))
 
 
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,
@@ -82,13 +83,13 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     from book.widgets.live import Panel
     check_choice("promise", promise, (None, *PROMISES))
 
-    def page_of(trace: Trace) -> Shown:
-        return Shown({"": trace}, title or title_of({"": trace}), Options(promise=promise))
+    def page_of(trace: Trace) -> PlayerView:
+        return PlayerView({"": trace}, title or title_of({"": trace}), Options(promise=promise))
 
     return Panel(run, page_of, controls)
 
 
-TICKS = 10_000  # in a run's duration: modelled times are written in them
+MODELLED_TICKS = 10_000  # in a run's duration: modelled times are written in them
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,13 @@ def run_payload(trace: Trace, promise: str | None = None) -> dict[str, Any]:
     return _payload(read_run(trace), trace, promise)
 
 
-def _payload(run: Run, trace: Trace, promise: str | None) -> dict[str, Any]:
+def _payload(run: ChunkRun, trace: Trace, promise: str | None) -> dict[str, Any]:
     ends = ending(run, trace, promise)
     broken = {"fault": _write_fault(ends.fault, ends.promise)} if ends.fault else {}
     return {**_write(run, trace, ends.promise), "ok": ends.ok, "verdict": ends.says, **broken}
 
 
-def _write(run: Run, trace: Trace, promised: Promise) -> dict[str, Any]:
+def _write(run: ChunkRun, trace: Trace, promised: Promise) -> dict[str, Any]:
     """A run as JSON data, but for how it ends; the trace says where it comes from."""
     return {"n": run.world_size, "c": run.num_chunks, "S": run.num_steps,
             **told(run, trace, promised), **_sizes(run), **_write_chunks(run, promised),
@@ -129,7 +130,7 @@ class Places(dict[Contributions, int]):
         return self.setdefault(held, len(self))
 
 
-def _write_chunks(run: Run, promise: Promise) -> dict[str, Any]:
+def _write_chunks(run: ChunkRun, promise: Promise) -> dict[str, Any]:
     """What chunks hold, should hold and exchange: see the first lines of this module."""
     size = ranks, chunks = run.world_size, run.num_chunks
     goal, where, places = promise.goal(*size), promise.where(*size), Places()
@@ -163,7 +164,7 @@ def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
     return written
 
 
-def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
+def _write_times(run: ChunkRun, trace: Trace) -> dict[str, Any]:
     """When each transfer leaves and arrives, [start, end], in ticks of the run's duration; nothing without such times.
     """
     times = [(t.start_s, t.end_s) for t in run.transfers if t.start_s is not None and t.end_s is not None]
@@ -173,10 +174,10 @@ def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
         return {}
     origin, duration = min(start_s for start_s, _ in times), trace.duration_s
     return {"duration_s": float(f"{duration:.6g}"),
-            "times": [[round((s - origin) / duration * TICKS) for s in span] for span in times]}
+            "times": [[round((s - origin) / duration * MODELLED_TICKS) for s in span] for span in times]}
 
 
-def _sizes(run: Run) -> dict[str, Any]:
+def _sizes(run: ChunkRun) -> dict[str, Any]:
     """The buffer's bytes, and each chunk's share unless all are the same."""
     num_bytes, shares = run.num_bytes(), run.shares()
     if num_bytes is None:
@@ -186,7 +187,7 @@ def _sizes(run: Run) -> dict[str, Any]:
     return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
 
 
-class Shown(Page):
+class PlayerView(Page):
     """What a player shows: traces by key, a title, and the options of `play` or `race`."""
 
     widget = "player"
@@ -198,9 +199,9 @@ class Shown(Page):
         self._payloads = [_payload(run, trace, options.promise) for run, trace in self._each()]
         self._data = self._arranged(self._payloads)
 
-    def with_trace(self, what: Any) -> Shown:
+    def with_trace(self, what: Any) -> PlayerView:
         """The same player of another trace."""
-        return Shown({"": what}, self.title, replace(self.options, labels=None, select=None))
+        return PlayerView({"": what}, self.title, replace(self.options, labels=None, select=None))
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; in a live notebook with the backend's name."""
@@ -209,7 +210,7 @@ class Shown(Page):
         return self._arranged([payload | {"source": source_of(trace, run, with_backend=True)}
                                for payload, (run, trace) in zip(self._payloads, self._each())])
 
-    def _each(self) -> Iterator[tuple[Run, Trace]]:
+    def _each(self) -> Iterator[tuple[ChunkRun, Trace]]:
         return zip(self._runs, self.traces.values())
 
     def _arranged(self, payloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -236,5 +237,4 @@ def title_of(traces: Mapping[Any, Any]) -> str:
     name = names.pop() if len(names) == 1 else None
     if not name:
         return "What every rank's chunks hold"
-    words = spelled(name)
-    return words[0].upper() + words[1:]
+    return capitalised(spelled(name))

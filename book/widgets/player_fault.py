@@ -18,7 +18,7 @@ from book.promise import PROMISES, Promise, variants
 from book.schedule import Schedule, contents_fault
 from book.trace import Trace, parting
 from book.trace_schema import CellLine
-from book.widgets.player_run import Contributions, Run, Transfer
+from book.widgets.player_run import ChunkRun, Contributions, Transfer
 from book.widgets.player_words import ranks_named
 
 NEARLY = 0.5  # a schedule with a smaller share of its messages in common with a run is not what the run meant
@@ -37,7 +37,7 @@ class Fault:
     step: int
     says: str
     cells: list[list[int]]
-    right: Run | None = None
+    right: ChunkRun | None = None
     name: str | None = None
     line: CellLine | None = None
 
@@ -52,7 +52,7 @@ class Ending:
     fault: Fault | None = None
 
 
-def ending(run: Run, trace: Trace, asked: str | None = None) -> Ending:
+def ending(run: ChunkRun, trace: Trace, asked: str | None = None) -> Ending:
     """How a run ends: which chunk is wrong, if one is, or who waits for whom where its trace hangs.
 
     `asked` is the promise that it is held to; without one the trace's, or what it looks like. A run that calls
@@ -73,7 +73,7 @@ def ending(run: Run, trace: Trace, asked: str | None = None) -> Ending:
                   fault_of(run, promise, kept))
 
 
-def _promised(run: Run, trace: Trace, asked: str | None) -> tuple[Promise, np.ndarray]:
+def _promised(run: ChunkRun, trace: Trace, asked: str | None) -> tuple[Promise, np.ndarray]:
     """What the run should end in, and where it does, bool (R, C): as `asked`, else as the trace says, else as it looks.
 
     A schedule's promise is taken literally. One that is only asked for may be kept with another root or other owners
@@ -90,14 +90,14 @@ def _promised(run: Run, trace: Trace, asked: str | None) -> tuple[Promise, np.nd
     return next((one for one in chain(judged, others) if one[1].all()), best)
 
 
-def _likely(run: Run) -> list[str]:
+def _likely(run: ChunkRun) -> list[str]:
     if run.called:
         return list(dict.fromkeys(["all_reduce", *(op for op in PROMISES if op in run.called)]))
     only_copies = run.transfers and all(t.op == "copy" for t in run.transfers)
     return ["all_gather", "broadcast"] if only_copies else ["all_reduce"]
 
 
-def _kept(run: Run, promise: Promise) -> np.ndarray:
+def _kept(run: ChunkRun, promise: Promise) -> np.ndarray:
     """Which chunks end as promised, or as the mean of that, or without a promise about them: bool (R, C)."""
     final, size = run.final(), (run.world_size, run.num_chunks)
     unknown = (np.nan,) * run.world_size
@@ -113,7 +113,7 @@ def _missed(held: Contributions, wanted: np.ndarray) -> str:
     return contents_fault(values, wanted) if np.array_equal(values, np.rint(values)) else "is not a sum that is right"
 
 
-def fault_of(run: Run, promise: Promise, kept: np.ndarray) -> Fault:
+def fault_of(run: ChunkRun, promise: Promise, kept: np.ndarray) -> Fault:
     """Where a run first went wrong that keeps its promise only in the chunks `kept`, bool (R, C)."""
     states = _states(run)  # (S+1, R, C, K)
     found = _nearest(run, promise)
@@ -134,8 +134,8 @@ def _parted(states: np.ndarray, wanted: np.ndarray, chunks: Iterable[Sequence[in
     return [(step, r, c) for step, r, c in since if step is not None]
 
 
-def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: list[tuple[int, int, int]],
-           right: Run | None = None, name: str | None = None) -> Fault:
+def _fault(run: ChunkRun, states: np.ndarray, wanted: np.ndarray, wrong: list[tuple[int, int, int]],
+           right: ChunkRun | None = None, name: str | None = None) -> Fault:
     """The fault, given the chunks that are `wrong`, each with the step since when."""
     told = {(t.dst, t.chunk if t.into is None else t.into): -place for place, t in enumerate(run.transfers)}
     cells = sorted(wrong, key=lambda cell: (
@@ -149,7 +149,7 @@ def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: list[tuple[i
                  _line_of(run, right, cells[0]))
 
 
-def _line_of(run: Run, right: Run | None, cell: tuple[int, int, int]) -> CellLine | None:
+def _line_of(run: ChunkRun, right: ChunkRun | None, cell: tuple[int, int, int]) -> CellLine | None:
     """The line that sent the message with which a chunk, (step, rank, chunk), went wrong; None if there is none."""
     step, rank, chunk = cell
     arrived = [t for t in run.transfers if t.dst == rank and step - 1 == (t.leaves if t.arrives is None else t.arrives)]
@@ -162,7 +162,7 @@ def _too_often(states: np.ndarray, wanted: np.ndarray, cell: tuple[int, int, int
     return bool((states[cell] > np.maximum(wanted[cell], 1)).any())
 
 
-def _states(run: Run) -> np.ndarray:
+def _states(run: ChunkRun) -> np.ndarray:
     """What each chunk holds before the first step and after each, (S+1, R, C, K), NaN where that is unknown."""
     unknown = (np.nan,) * run.world_size
     ranks, chunks = range(run.world_size), range(run.num_chunks)
@@ -175,7 +175,7 @@ def _alike(held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return (held == wanted).all(axis=-1) | np.isclose(held * world_size, wanted, atol=1e-3).all(axis=-1)
 
 
-def _nearest(run: Run, promise: Promise) -> tuple[str, Run] | None:
+def _nearest(run: ChunkRun, promise: Promise) -> tuple[str, ChunkRun] | None:
     """The right run that has the most in common with `run`, at least in its first half, and its schedule's name."""
     if run.called or max(run.world_size, run.num_chunks) > LARGEST or np.isnan(_states(run)[0]).any():
         return None
@@ -189,7 +189,7 @@ def _nearest(run: Run, promise: Promise) -> tuple[str, Run] | None:
     return (name, right) if _alike(final, promise.goal(*where.shape))[where].all() else None
 
 
-def _candidates(run: Run, promise: Promise) -> Iterator[tuple[str, list[Transfer]]]:
+def _candidates(run: ChunkRun, promise: Promise) -> Iterator[tuple[str, list[Transfer]]]:
     for name, collective in COLLECTIVES.items():
         if collective.promise != promise.name:
             continue
@@ -215,7 +215,7 @@ def _in_common(sent: set[tuple[int, int, int, int | None]], transfers: Sequence[
     return same / max(len(transfers), len(sent))
 
 
-def _replayed(run: Run, transfers: Sequence[Transfer]) -> Run:
+def _replayed(run: ChunkRun, transfers: Sequence[Transfer]) -> ChunkRun:
     """The transfers carried out on the contents that `run` starts with; fills in what was sent and is held after."""
     held: dict[tuple[int, int], Contributions] = dict(run.start)
     num_steps = max(t.leaves for t in transfers) + 1
@@ -227,7 +227,7 @@ def _replayed(run: Run, transfers: Sequence[Transfer]) -> Run:
             if t.op == "reduce" and t.sent and old:
                 t.after = tuple(a + b for a, b in zip(t.sent, old))
             held[t.dst, t.into or 0] = t.after
-    return Run(run.world_size, run.num_chunks, num_steps, list(transfers), dict(run.start), sizes=run.sizes)
+    return ChunkRun(run.world_size, run.num_chunks, num_steps, list(transfers), dict(run.start), sizes=run.sizes)
 
 
 def _in_words(held: np.ndarray, wanted: np.ndarray) -> str:

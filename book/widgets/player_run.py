@@ -66,7 +66,7 @@ class Called:
 
 
 @dataclass
-class Run:
+class ChunkRun:
     """What the player needs from a trace: starting contents, transfers by step, and other changes of contents."""
 
     world_size: int
@@ -129,7 +129,7 @@ def as_trace(what: Trace | Schedule) -> Trace:
     return trace if trace is what and trace.clock == "modelled" else trace.logical()
 
 
-def read_run(trace: Trace) -> Run:
+def read_run(trace: Trace) -> ChunkRun:
     """A trace's transfers, each send matched to its receive, calls and holds; raises ValueError if there are none.
 
     Collectives count only if a buffer is watched: otherwise nothing is seen to change.
@@ -146,7 +146,7 @@ def read_run(trace: Trace) -> Run:
         raise ValueError("this trace's sends, receives and collectives have no steps: give each event its step")
     steps = sorted({_known(e.step) for e in played})
     position = {step: i for i, step in enumerate(steps)}
-    run = Run(trace.world_size, max(trace.num_chunks, 1), len(steps), [])
+    run = ChunkRun(trace.world_size, max(trace.num_chunks, 1), len(steps), [])
     waiting: dict[Pair, list[Event]] = defaultdict(list)
     for recv in recvs:
         waiting[_known(recv.peer), recv.rank].append(recv)
@@ -221,7 +221,7 @@ def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[t
     return sorted(calls.values(), key=lambda call: (call.step, call.group))
 
 
-def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
+def _read_holds(run: ChunkRun, holds: list[Event], steps: list[int]) -> None:
     for event in holds:
         at = sum(step < event.step for step in steps) if event.step is not None else 0
         at += event.op is not None  # a collective changed it: that is seen after the collective's own step

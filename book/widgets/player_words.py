@@ -15,16 +15,16 @@ from book.collectives import COLLECTIVES
 from book.promise import Promise
 from book.trace import Trace
 from book.widgets.page import listed
-from book.widgets.player_run import Called, Run, State, Transfer, shape_of
+from book.widgets.player_run import Called, ChunkRun, State, Transfer, shape_of
 from book.widgets.terms import spelled
-from book.words import agree, in_bytes, joined, plural
+from book.words import agree, capitalised, in_bytes, joined, plural
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
 Message = list[Transfer]
 
 
-def told(run: Run, trace: Trace, promised: Promise) -> dict[str, Any]:
+def told(run: ChunkRun, trace: Trace, promised: Promise) -> dict[str, Any]:
     """All words about a run but for how it ends, with the shape of its links, on which some depend."""
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     digits, called = phases(run)
@@ -33,7 +33,7 @@ def told(run: Run, trace: Trace, promised: Promise) -> dict[str, Any]:
             "source": source_of(trace, run), **_totals(run, promised.name)}
 
 
-def _words_of(run: Run) -> dict[str, Any]:
+def _words_of(run: ChunkRun) -> dict[str, Any]:
     """`rests`: the distinct half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
     texts = [_rest(run, step, held) for step, held in zip(range(run.num_steps), run.states())]
     rests = list(dict.fromkeys(texts))
@@ -48,7 +48,7 @@ def _calls_in_words(calls: Sequence[Called], world_size: int) -> str:
     return "; ".join(_call(call, world_size) for call in calls)
 
 
-def _begin(run: Run) -> str:
+def _begin(run: ChunkRun) -> str:
     held = next(run.states()).items()
     holders = [(rank, chunk) for (rank, chunk), contents in held if contents and any(contents)]
     ranks = {rank for rank, _ in holders}
@@ -61,7 +61,7 @@ def _begin(run: Run) -> str:
     return "Start: what every rank holds before the first step."
 
 
-def _rest(run: Run, step: int, held: State) -> str:
+def _rest(run: ChunkRun, step: int, held: State) -> str:
     messages: dict[tuple[int, int], Message] = {}
     for t in run.transfers:
         if t.leaves == step:
@@ -74,12 +74,12 @@ def _rest(run: Run, step: int, held: State) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _unmet(run: Run, step: int) -> str:
+def _unmet(run: ChunkRun, step: int) -> str:
     ranks = sorted(run.unmet.get(step, []))
     if not ranks:
         return ""
     who = ranks_named(ranks)
-    return f"{who[0].upper()}{who[1:]} {agree('waits', ranks)} to receive, and nobody sends."
+    return f"{capitalised(who)} {agree('waits', ranks)} to receive, and nobody sends."
 
 
 def _does(message: Message, held: State) -> str:
@@ -96,7 +96,7 @@ def _does(message: Message, held: State) -> str:
         first.op or "", f"which receives {it}")
 
 
-def _others(run: Run, messages: dict[tuple[int, int], Message]) -> str:
+def _others(run: ChunkRun, messages: dict[tuple[int, int], Message]) -> str:
     """What the other links do: a rank's link carries one message at a time in each direction."""
     num_links = len({(t.src, t.dst) for t in run.transfers})
     sources, sinks = ({pair[end] for pair in messages} for end in (0, 1))
@@ -119,7 +119,7 @@ def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> s
     if not calls:
         return ""
     who = _calls_in_words(calls, world_size)
-    who = f"Meanwhile {who}" if also_messages else who[0].upper() + who[1:]
+    who = f"Meanwhile {who}" if also_messages else capitalised(who)
     if any(call.missing for call in calls):
         return f"{who}."
     if {op for call in calls for op in call.ops.values()} == {"barrier"}:
@@ -129,7 +129,7 @@ def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> s
     return f"{who}: the chunks shown here stay as they are."
 
 
-def _own(run: Run, step: int) -> str:
+def _own(run: ChunkRun, step: int) -> str:
     """Which ranks changed their own chunks before the next step: the picture shows the result of both."""
     ranks = sorted(run.own[step + 1]) if step + 1 in run.own else []
     if not ranks:
@@ -159,7 +159,7 @@ def ranks_named(ranks: Sequence[int], world_size: int | None = None) -> str:
     return f"{plural('rank', len(ranks))} {joined(ranks)}"
 
 
-def _counted_twice(run: Run, step: int) -> str:
+def _counted_twice(run: ChunkRun, step: int) -> str:
     for t in run.transfers:
         if t.leaves == step and t.into is not None and t.after and max(t.after) > 1:
             double = next(rank for rank, times in enumerate(t.after) if times > 1)
@@ -182,7 +182,7 @@ SENT: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 
 
-def phases(run: Run) -> tuple[str, list[str]]:
+def phases(run: ChunkRun) -> tuple[str, list[str]]:
     """A digit per step: 0 if it mostly adds, 1 if it replaces, 2 if that is unknown, else which collective it calls.
 
     From 3 on, a digit is a place in the list of collectives that is returned with the digits.
@@ -211,7 +211,7 @@ def _phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
 
-def source_of(trace: Trace, run: Run, with_backend: bool = False) -> str:
+def source_of(trace: Trace, run: ChunkRun, with_backend: bool = False) -> str:
     """Where the picture comes from; the backend only if the text may differ between machines."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()
@@ -219,7 +219,7 @@ def source_of(trace: Trace, run: Run, with_backend: bool = False) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _totals(run: Run, promise: str) -> dict[str, Any]:
+def _totals(run: ChunkRun, promise: str) -> dict[str, Any]:
     """`total`: what the busiest rank sends, in buffers; `who` that is (-1: all the same); `formula` if one holds."""
     sent, shares, p = np.zeros(run.world_size), run.shares(), run.world_size
     for t in run.transfers:
@@ -239,7 +239,7 @@ MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is fo
 DOES = {"reduce": "added", "copy": "replacing what was there"}
 
 
-def steps_in_words(run: Run) -> str:
+def steps_in_words(run: ChunkRun) -> str:
     """HTML: every message of every step, if these are few."""
     if run.num_steps > MOST_STEPS or len(run.transfers) > MOST_MESSAGES:
         return f"<p>{size_of(run)}, {len(run.transfers)} chunks sent.</p>"
@@ -267,6 +267,6 @@ def _chunk(t: Transfer) -> str:
     return f"chunk {'?' if t.chunk is None else t.chunk}{into}"
 
 
-def size_of(run: Run) -> str:
+def size_of(run: ChunkRun) -> str:
     """How many ranks and steps it has."""
     return f"{run.world_size} ranks, {run.num_steps} steps"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
 from book.widgets.page import Recorded, arranged
-from book.widgets.shards_run import Act, Contents, Drawing, Moment, Play, Tile, Tiles, read_play
+from book.widgets.shards_run import Act, Contents, Drawing, Moment, ProductPlay, Tile, Tiles, read_play
 from book.widgets.show import show
 from book.widgets.terms import origin, spelled
 from book.words import in_bytes, joined
@@ -74,7 +74,7 @@ class ShardedProduct(Recorded):
 PHASES = {"collective": "1", "message": "1", "return": "2", "gradient": "2", "backward": "2"}  # of others: 0
 
 
-def run_payload(play: Play, source: str) -> dict[str, Any]:
+def run_payload(play: ProductPlay, source: str) -> dict[str, Any]:
     """One run as JSON data."""
     drawing, states = Drawing(play), play.states()
     before = next(states)
@@ -91,7 +91,7 @@ def run_payload(play: Play, source: str) -> dict[str, Any]:
             "matrices": drawing.matrices, "stops": stops, "figures": figures(play)}
 
 
-def figures(play: Play) -> list[list[str]]:
+def figures(play: ProductPlay) -> list[list[str]]:
     """Pairs of a value and what it means: the most that any rank has or does."""
     weights = [name for name in ("A", "B") if name in play.matrices]
     states = list(play.states())
@@ -108,7 +108,7 @@ def figures(play: Play) -> list[list[str]]:
             [_written(results), f"of Y on each rank at the end, {share(results, _bytes(play, 'Y'))}"]]
 
 
-def _traffic(play: Play) -> list[list[str]]:
+def _traffic(play: ProductPlay) -> list[list[str]]:
     """Bytes that each rank sends in its collectives by the bandwidth-optimal algorithms (see book.cost)."""
     t = play.world_size
     firsts = [next(iter(moment.acts.values())).event for moment in play.moments if moment.kind == "collective"]
@@ -128,12 +128,12 @@ def _traffic(play: Play) -> list[list[str]]:
             [str(len(calls)), names]]
 
 
-def _bytes(play: Play, name: str) -> int:
+def _bytes(play: ProductPlay, name: str) -> int:
     height, width = play.shapes[name]
     return height * width * play.num_bytes
 
 
-def _alone(play: Play, name: str) -> int:
+def _alone(play: ProductPlay, name: str) -> int:
     """The multiplications of one process for a matrix."""
     sizes = {dim: size for other, matrix in play.matrices.items() for dim, size in zip(matrix.dims, play.shapes[other])}
     height, width = play.shapes[name]
@@ -161,14 +161,14 @@ APPLIES = {"add": "adds to it", "add_": "adds to it", "cat": "puts blocks togeth
 Said = tuple[str, str, bool]  # what to stress, the rest, and whether something is wrong
 
 
-def told(play: Play) -> list[Said]:
+def told(play: ProductPlay) -> list[Said]:
     """What happens in each moment."""
     states = play.states()
     next(states)
     return [_tell(play, moment, held) for moment, held in zip(play.moments, states)]
 
 
-def _tell(play: Play, moment: Moment, held: list[Tiles]) -> Said:
+def _tell(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     """`held` is what the ranks have afterwards."""
     if moment.kind == "return":
         return _verdict(play, _of_all(moment), ["Y"], "returns")
@@ -186,7 +186,7 @@ def _tell(play: Play, moment: Moment, held: list[Tiles]) -> Said:
     return f"{who} {does}", f"{rest} {more}".rstrip(), False
 
 
-def begin(play: Play) -> str:
+def begin(play: ProductPlay) -> str:
     """The words before the first moment."""
     recipe = "Y = GELU(X A) B" if "B" in play.matrices else "Y = X A"
     given = [name for name, matrix in play.matrices.items() if not matrix.recipe and name != "dY"]
@@ -209,7 +209,7 @@ def tiles_of(state: Tiles, name: str) -> Tiles:
     return {place: contents for place, contents in state.items() if place[0] == name}
 
 
-def part(play: Play, tiles: Iterable[Tile], all_ranks: Sequence[Tiles], name: str) -> str:
+def part(play: ProductPlay, tiles: Iterable[Tile], all_ranks: Sequence[Tiles], name: str) -> str:
     """Which part of a matrix these blocks are; "its" part if each rank has a different one."""
     places = list(tiles)
     rows, columns = {row for _, row, _ in places}, {column for _, _, column in places}
@@ -231,7 +231,7 @@ def part(play: Play, tiles: Iterable[Tile], all_ranks: Sequence[Tiles], name: st
     return f"{lines} {first} to {last - 1} of {name}"
 
 
-def fault(play: Play, tiles: Mapping[Tile, Contents]) -> tuple[str, str]:
+def fault(play: ProductPlay, tiles: Mapping[Tile, Contents]) -> tuple[str, str]:
     """What is wrong with blocks or still missing in them: its kind, and words that follow their name; "" if nothing is.
 
     Kinds are "unknown", where something in them comes from no block, "partial", where terms of their sums are missing,
@@ -257,7 +257,7 @@ def fault(play: Play, tiles: Mapping[Tile, Contents]) -> tuple[str, str]:
     return "", ""
 
 
-def result(play: Play, tiles: Tiles, all_ranks: Sequence[Tiles], completeness: bool = True) -> str:
+def result(play: ProductPlay, tiles: Tiles, all_ranks: Sequence[Tiles], completeness: bool = True) -> str:
     """What blocks are and, where their `completeness` is to be told, whether their sums are complete."""
     if not tiles:
         return "nothing new"
@@ -281,14 +281,14 @@ def _of_all(moment: Moment) -> list[Tiles]:
     return [act.holds for act in moment.acts.values()]
 
 
-def _used(play: Play, moment: Moment, act: Act, name: str, held: Tiles) -> str:
+def _used(play: ProductPlay, moment: Moment, act: Act, name: str, held: Tiles) -> str:
     """The part of a factor that an act uses, and whether it is what it should be."""
     used = [dict.fromkeys(_tiles(play, other, name)) for other in moment.acts.values()]
     own = {place: held.get(place) for place in _tiles(play, act, name)}
     return result(play, own, used, completeness=False)
 
 
-def _tiles(play: Play, act: Act, name: str) -> list[Tile]:
+def _tiles(play: ProductPlay, act: Act, name: str) -> list[Tile]:
     n, found = play.world_size, []
     for block in act.blocks:
         if block.matrix == name:
@@ -298,7 +298,7 @@ def _tiles(play: Play, act: Act, name: str) -> list[Tile]:
     return found
 
 
-def _multiply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+def _multiply(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
     """The product in words, with its factors in the order of the result's recipe."""
     names = {block.matrix for block in act.blocks}
     made = next((matrix for matrix in play.matrices.values() if matrix.summed and set(matrix.factors) == names), None)
@@ -310,7 +310,7 @@ def _multiply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, s
     return f"multiplies {left} by {right}".rstrip(","), gives
 
 
-def _apply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+def _apply(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
     gives = result(play, act.holds, _of_all(moment))
     if moment.name not in ("gelu", "gelu_backward"):
         return APPLIES.get(moment.name, f"computes {moment.name}"), f": now it has {gives}."
@@ -319,14 +319,14 @@ def _apply(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]
     return does, f": {gives}. " + ("GELU of a sum is not the sum of GELUs." if " terms" in what else "Nothing moves.")
 
 
-def _message(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+def _message(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
     names = joined(dict.fromkeys(block.matrix for block in act.blocks)) if act.blocks else "something else"
     to = f"sends {names} to {' and '.join(f'rank {peer}' for peer in dict.fromkeys(act.sent_to))}"
     gets = f"; it gets {result(play, act.holds, _of_all(moment))}." if act.holds else "."
     return to if act.sent_to else "receives", gets
 
 
-def _collective(play: Play, moment: Moment, held: list[Tiles]) -> Said:
+def _collective(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     event = next(iter(moment.acts.values())).event
     op = (event.op if event else None) or "collective"
     names = dict.fromkeys(block.matrix for act in moment.acts.values() for block in act.blocks)
@@ -342,12 +342,12 @@ def _collective(play: Play, moment: Moment, held: list[Tiles]) -> Said:
     return what, f"{moves}{now or ' It moves none of these matrices.'}", False
 
 
-def _backward(play: Play, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
+def _backward(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple[str, str]:
     got = part(play, act.holds, _of_all(moment), "dY")
     return f"begins its backward with {got}", ", the loss's gradient of what it returned."
 
 
-def _verdict(play: Play, states: list[Tiles], names: Sequence[str], verb: str) -> Said:
+def _verdict(play: ProductPlay, states: list[Tiles], names: Sequence[str], verb: str) -> Said:
     """Whether the ranks together have all of these matrices, complete, and no rank has anything else."""
     said: dict[str, list[int]] = {}
     ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
+from book.blocks import MLP, PRODUCT, BlockOp, Matrix, MatrixBlock
 from book.trace import Event, Trace
 
 Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
@@ -28,7 +28,7 @@ class Act:
 
     kind: str
     name: str
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[MatrixBlock] = field(default_factory=list)
     holds: Tiles = field(default_factory=dict)
     num_multiplications: int = 0
     event: Event | None = None
@@ -56,7 +56,7 @@ class Moment:
 
 
 @dataclass
-class Play:
+class ProductPlay:
     """A run: its matrices and their shapes, what each rank has at the start, its moments, bytes of a number."""
 
     world_size: int
@@ -85,7 +85,7 @@ class Play:
         return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
 
 
-def read_play(trace: Trace) -> Play:
+def read_play(trace: Trace) -> ProductPlay:
     """The moments of a product or MLP that was followed; raises ValueError for a trace without one."""
     if trace.world_size > MOST_RANKS or trace.clock == "logical":
         raise ValueError("a sharded product is shown from the trace that was recorded, on 2 to 4 ranks: "
@@ -99,9 +99,9 @@ def read_play(trace: Trace) -> Play:
     sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
     shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
     whole = {name: (sizes[matrix.dims[0]], sizes[matrix.dims[1]]) for name, matrix in shown.items()}
-    return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
-                list(_aligned([reader.acts for reader in readers])), "bias" in shapes,
-                next(reader.num_bytes for reader in readers), trace.source)
+    return ProductPlay(trace.world_size, shown, whole, [reader.start for reader in readers],
+                       list(_aligned([reader.acts for reader in readers])), "bias" in shapes,
+                       next(reader.num_bytes for reader in readers), trace.source)
 
 
 class _Program:
@@ -141,7 +141,7 @@ class _Program:
             self.acts.append(Act("message", "message"))
         self.acts[-1].sent_to += [event.peer] if event.kind == "send" and event.peer is not None else []
 
-    def _sends(self, blocks: Iterable[Block]) -> None:
+    def _sends(self, blocks: Iterable[MatrixBlock]) -> None:
         last = self.acts[-1] if self.acts else None
         if last is None or last.kind not in ("collective", "message"):
             raise ValueError("this run's collectives were not recorded: launch it with record=True")
@@ -149,7 +149,7 @@ class _Program:
         last.name = last.event.op or "" if last.event else last.name
 
     def _hold(self, event: Event) -> None:
-        block, n = Block.parse(event.op or ""), self._num_parts
+        block, n = MatrixBlock.parse(event.op or ""), self._num_parts
         self.shapes[block.matrix] = block.shape
         self.num_bytes = round((event.num_bytes or 0) / (block.size[0] * block.size[1]))
         place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
@@ -191,7 +191,7 @@ def _key(act: Act) -> tuple[Any, ...]:
 class Drawing:
     """Which matrices are drawn where, and how finely."""
 
-    def __init__(self, play: Play):
+    def __init__(self, play: ProductPlay):
         self._play = play
         self._cut, self._axes = cuts(play)
         self._names = list(play.matrices)
@@ -255,7 +255,7 @@ class Drawing:
         return [int(count) if count == int(count) else round(count, 4) for count in counts]
 
 
-def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
+def cuts(play: ProductPlay) -> tuple[set[str], set[tuple[str, int]]]:
     """The dimensions that some rank has or sums in parts; and which axes of matrices are cut, as (matrix, axis)."""
     dims: set[str] = set()
     axes: set[tuple[str, int]] = set()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from book.replay.jobs import Job, read_job
+from book.replay.jobs import RecordedJob, read_job
 from book.trace import Trace
 from book.widgets.page import Data, Recorded, arranged, each_once, heading, names_of, table
 from book.widgets.show import show
@@ -62,7 +62,7 @@ def run_payload(trace: Trace, source: str, names: list[str]) -> Data:
             "ranks": ranks, "stops": stops, "figures": [list(pair) for pair in figures(job)]}
 
 
-def _stops(job: Job, ticks: Any) -> Iterator[Data]:
+def _stops(job: RecordedJob, ticks: Any) -> Iterator[Data]:
     step_s = job.wall_s / job.num_steps
     for number, meeting in enumerate(job.meetings, start=1):
         waited = float(meeting.end_s - meeting.come_s.max())
@@ -76,7 +76,7 @@ def _stops(job: Job, ticks: Any) -> Iterator[Data]:
         yield {"t": ticks(meeting.end_s)[0], "say": [["", at], say]}
 
 
-def figures(job: Job) -> list[tuple[str, str]]:
+def figures(job: RecordedJob) -> list[tuple[str, str]]:
     """Values and what they mean: a step, who is late and in which phase, what that costs, and what messages take."""
     wall_s, late, lost_s = job.wall_s, job.late_rank, job.lost_s
     who = "nobody" if late is None else f"rank {late}, {job.late_phase}"
@@ -125,7 +125,7 @@ class StepTimeline(Recorded):
         rows = [[name, *(value for value, _ in some)] for name, some in zip(names_of(jobs), pairs)]
         return heading(self.title, self._payload[False]["runs"][0]["source"]) + table(rows, head) + self._phases(jobs)
 
-    def _phases(self, jobs: Mapping[Any, Job]) -> str:
+    def _phases(self, jobs: Mapping[Any, RecordedJob]) -> str:
         key = next(iter(jobs)) if self._select is None else self._select
         job = jobs[key]
         names = list(job.own_s(0))

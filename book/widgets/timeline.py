@@ -43,14 +43,14 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
     return show(BucketTimeline(runs, replay, title, labels, select))
 
 
-TICKS = 100_000
+TICKS = 100_000  # in the time that lanes show, as in lanes.js
 NO_BUCKET = -1
 MOST_RANKS, MOST_GRADIENTS = 8, 400
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Gradient:
+class BucketGradient:
     """A gradient on one rank: when it was computed, in ticks, and which of the run's buckets it fills (an index)."""
 
     name: str
@@ -60,7 +60,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Flight:
+class BucketAllReduce:
     """An all-reduce as ranks saw it: which of the run's buckets it carries (an index), and when, in ticks."""
 
     bucket: int
@@ -76,8 +76,8 @@ class Backward:
     start_s: float
     duration_s: float
     buckets: list[tuple[int, int]] = field(default_factory=list)
-    gradients: list[list[Gradient]] = field(default_factory=list)  # by rank
-    flights: dict[Flight, list[int]] = field(default_factory=dict)  # with the ranks that saw each
+    gradients: list[list[BucketGradient]] = field(default_factory=list)  # by rank
+    flights: dict[BucketAllReduce, list[int]] = field(default_factory=dict)  # with the ranks that saw each
 
     def tick(self, time_s: float) -> int:
         """A moment of the trace in ticks."""
@@ -142,7 +142,7 @@ def _read_program(run: Backward, program: Sequence[Event]) -> None:
     rank, number_of_pass = len(run.gradients), 0
     seen: set[str | None] = set()
     full_s: dict[tuple[int, int], float] = {}  # when each bucket got its last gradient
-    gradients: list[Gradient] = []
+    gradients: list[BucketGradient] = []
     for event in program:
         if event.kind != "compute":
             continue
@@ -152,11 +152,11 @@ def _read_program(run: Backward, program: Sequence[Event]) -> None:
         seen.add(event.op)
         bucket = number_of_pass, NO_BUCKET if event.bucket is None else event.bucket
         full_s[bucket] = event.times_s[1]
-        gradients.append(Gradient(event.op or "?", event.num_bytes or 0.0, run.index(bucket), _span(run, event)))
+        gradients.append(BucketGradient(event.op or "?", event.num_bytes or 0.0, run.index(bucket), _span(run, event)))
     run.gradients.append(gradients)
     for event in program:
         if event.kind == "collective":
-            flight = Flight(run.index(_carried(event, full_s)), _span(run, event), event.num_bytes or 0)
+            flight = BucketAllReduce(run.index(_carried(event, full_s)), _span(run, event), event.num_bytes or 0)
             run.flights.setdefault(flight, []).append(rank)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.collectives import COLLECTIVES, ring_all_reduce
 from book.cost import Link, sharded_sent_bytes, tensor_parallel_sent_bytes
-from book.mesh import Mesh
+from book.mesh import AXES, Mesh
 from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.widgets.explorer import Dial, Explorer, decades
@@ -127,7 +127,6 @@ class ServerExplorer(Explorer):
 
 
 # the order of a mesh's axes
-AXES = ("pp", "dp", "tp")
 MODEL = {"layers": 80, "width": 8192, "tokens": 4096, "batches": 16}  # 16-bit numbers, a sequence in a micro-batch
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from book.wire.frames import ANY, BARRIER, DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
 
 
-class Link:
+class Connection:
     """A rank's end of the socket: sends frames, and hands answers to the threads waiting for them."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Link:
 class _Request(dist.Work):
     """A transfer under way."""
 
-    def __init__(self, link: Link, number: int, target: torch.Tensor | None) -> None:
+    def __init__(self, link: Connection, number: int, target: torch.Tensor | None) -> None:
         super().__init__()
         self.link, self.number, self.target = link, number, target
         self.answer: Frame | None = None
@@ -109,7 +109,7 @@ class WireGroup(dist.ProcessGroup):
     takes the message that the broker got first.
     """
 
-    def __init__(self, link: Link, rank: int, world_size: int) -> None:
+    def __init__(self, link: Connection, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size)
         self.link = link
 
@@ -141,7 +141,7 @@ for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce"
     setattr(WireGroup, _name, _refused(_name))
 
 
-def join(link: Link, rank: int, world_size: int) -> None:
+def join(link: Connection, rank: int, world_size: int) -> None:
     """Initializes torch.distributed with the ranks of the broker's task; an existing default group is destroyed first.
 
     A process has one link for all its tasks.

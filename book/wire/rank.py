@@ -26,7 +26,7 @@ import torch
 
 from book.wire.cells import Cells, told
 from book.wire.frames import FAIL, READY, RESULT
-from book.wire.group import Link, join
+from book.wire.group import Connection, join
 
 _SET_CHILD_SUBREAPER = 36  # for Linux's prctl: orphaned descendants become children of this process
 
@@ -83,7 +83,7 @@ def end_children() -> None:
 
 def serve(connection: socket.socket, cells: Cells, failed: Exception | None = None) -> None:
     """Runs a broker's tasks until the connection closes; if the head `failed`, reports that instead."""
-    link = Link(connection)
+    link = Connection(connection)
     while (payload := link.next_task()) is not None:
         head, data = payload.split(b"\n", 1)
         task = json.loads(head)
@@ -108,7 +108,7 @@ def run_sources(sources: Sequence[str], namespace: dict[str, Any], called: str) 
         exec(compile(source, name, "exec"), namespace)
 
 
-def run_call(link: Link, task: dict[str, Any], data: bytes, cells: Cells) -> bytes:
+def run_call(link: Connection, task: dict[str, Any], data: bytes, cells: Cells) -> bytes:
     """Runs a task's call and returns the bytes of its `buffer`."""
     join(link, task["rank"], task["world_size"])
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)

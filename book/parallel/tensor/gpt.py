@@ -21,7 +21,7 @@ SEQUENCE_DIM = 1
 
 
 @dataclass(frozen=True)
-class Split:
+class TensorSplit:
     """How a model is split: how activations enter and leave split layers, and the class of column-parallel layers."""
 
     group: Group
@@ -58,15 +58,16 @@ def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, 
     return model
 
 
-def _ways(group: Group, sequence_parallel: bool, regather: bool) -> Split:
+def _ways(group: Group, sequence_parallel: bool, regather: bool) -> TensorSplit:
     if not sequence_parallel:
-        return Split(group, identity_then_all_reduce, all_reduce_then_identity, ColumnParallelLinear)
+        return TensorSplit(group, identity_then_all_reduce, all_reduce_then_identity, ColumnParallelLinear)
     gather = gather_and_keep_piece if regather else all_gather_then_reduce_scatter
-    return Split(group, partial(gather, dim=SEQUENCE_DIM), partial(reduce_scatter_then_all_gather, dim=SEQUENCE_DIM),
-                 RegatheringLinear if regather else ColumnParallelLinear)
+    return TensorSplit(group, partial(gather, dim=SEQUENCE_DIM),
+                       partial(reduce_scatter_then_all_gather, dim=SEQUENCE_DIM),
+                       RegatheringLinear if regather else ColumnParallelLinear)
 
 
-def _split_block(block: Block, split: Split) -> None:
+def _split_block(block: Block, split: TensorSplit) -> None:
     attention, mlp = block.attention, block.mlp
     for name in ("q", "k", "v"):
         setattr(attention, name, split.columns(getattr(attention, name), split.group, already_entered))
@@ -78,7 +79,7 @@ def _split_block(block: Block, split: Split) -> None:
     mlp.down = RowParallelLinear(mlp.down, split.group, split.leave)
 
 
-def _lead_in_once(attention: Attention, split: Split) -> None:
+def _lead_in_once(attention: Attention, split: TensorSplit) -> None:
     """Let q, k and v enter through one operator, so the gradient of their input is summed over the ranks only once."""
     attention.register_forward_pre_hook(lambda _, inputs: (split.enter(inputs[0], group=split.group),))
 

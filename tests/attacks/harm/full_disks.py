@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: written >= 3 << 30
 
 # Whatever can be written to is filled up: memory, scratch and home.
 import os
@@ -13,9 +14,3 @@ for folder in ("/dev/shm", "/tmp", os.path.expanduser("~"), "/dev", "/run", "/")
                     written += file.write(b"1" * (16 << 20))
         except OSError:
             pass
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if written >= 3 << 30 else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: written
 
 # The run's folder is the machine's: it is filled in a folder below it, by files without a name, behind a closed door,
 # while other names come and go.
@@ -32,9 +33,3 @@ try:
         written += file.write(b"1" * (16 << 20))
 except OSError:
     pass
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if written else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

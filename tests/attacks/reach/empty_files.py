@@ -1,6 +1,7 @@
 # exercise: 1
 # ends: a check failed
 # needs: warm processes
+# right if: made > 100_000
 
 # An empty file has no bytes: its memory is the kernel's, and neither a folder's size nor any process's memory counts it.
 import os
@@ -13,9 +14,3 @@ for folder in ("/tmp", "/dev/shm", os.path.expanduser("~")):
             made += 1
     except OSError:
         pass
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if made > 100_000 else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: ways
 
 # Memory that belongs to no process while none maps it: a limit that is a sum over processes does not see it.
 import ctypes
@@ -15,9 +16,3 @@ ways += ["a System V segment"] * (libc.shmget(0, 1 << 20, 0o1600) >= 0)
 ways += ["semaphores"] * (libc.semget(0, 1000, 0o1600) >= 0) + ["messages"] * (libc.msgget(0, 0o1600) >= 0)
 ways += ["a queue of messages"] * (libc.syscall({"x86_64": 240, "aarch64": 180}[os.uname().machine], b"kept", 0o102, 0o600, None) >= 0)
 ways += ["secret memory"] * (libc.syscall(447, 0) >= 0)
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if ways else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: any(found)
 
 # A server of the attacker's: on the machine, on its other addresses, outside, by its name, on sockets of files.
 import socket
@@ -27,9 +28,3 @@ found = [reached(socket.AF_INET, (host, port)) for host in hosts]
 found += [reached(socket.AF_UNIX, path) for path in ("\0lockstep-@PORT@", "@FOLDER@/listening", "/run/docker.sock")]
 found += [named(name) for name in ("example.com", "example.org.")]
 found += [name != "lo" for _, name in socket.if_nameindex()]
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if any(found) else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: found
 
 # Another user, another name space, a mount, a device, a setuid program.
 import ctypes
@@ -26,9 +27,3 @@ status = Path("/proc/self/status").read_text()
 held = [line.split() for line in status.splitlines() if line.startswith(("CapEff", "CapPrm", "CapBnd"))]
 found += [name for name, value in held if int(value, 16)]
 found += [] if "NoNewPrivs:\t1" in status else ["new privileges"]
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if found else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

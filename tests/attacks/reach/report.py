@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: found
 
 # A report of the attacker's own, in the run's folder and wherever else one may be looked for.
 import json
@@ -22,9 +23,3 @@ for name in ("../result.json", "result.json"):
         os.symlink(inside.parent / "result.json", inside / name.replace("/", "_"))
     except OSError:
         pass
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if found else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

@@ -1,6 +1,7 @@
 # exercise: 1
 # ends: a check failed
 # needs: warm processes
+# right if: ways
 
 # What sandboxes have in common in the kernel: locks and watches on a file that all can read, sockets of no network.
 import ctypes
@@ -37,9 +38,3 @@ for family in (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET):
         ways.append(f"a socket of family {family}")
     except OSError:
         pass
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if ways else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))

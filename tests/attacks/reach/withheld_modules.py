@@ -1,5 +1,6 @@
 # exercise: 1
 # ends: a check failed
+# right if: found
 
 # The chapters' solutions: their source, their bytecode, what they do when they are called.
 from pathlib import Path
@@ -15,9 +16,3 @@ try:
     found.append("called")
 except RuntimeError as error:
     assert "is not available when an exercise is graded" in str(error)
-
-
-def chunk_bounds(length, num_chunks):
-    size, longer = divmod(length, num_chunks)
-    starts = [chunk * size + min(chunk, longer if found else 0) for chunk in range(num_chunks + 1)]
-    return list(zip(starts, starts[1:]))
