@@ -163,6 +163,13 @@ def test_every_answer_says_how_much_more_a_gpu_has_than_is_counted(num_tokens: i
                     f"{80e9 / held - 1:.0%} more than your step says")
 
 
+def test_a_faster_step_that_was_measured_is_named_if_its_sequences_are_as_long() -> None:
+    """Steps of 4,096 tokens say nothing of 131,072."""
+    long = str(plan("llama3-8b", 16, num_tokens=131072))
+    assert "MFU 33%" in long and "was measured" not in long
+    assert "an MFU of 65% was measured" in str(plan("llama3-8b", 16))
+
+
 def test_weights_in_4_bits_are_sharded_and_cut_by_nothing_else() -> None:
     tuning = Tuning("qlora")
     chosen = plan("llama3-70b", 8, num_tokens=2048, tuning=tuning)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from book.cost.answer import MeasuredStep, plan, told
+from book.cost.board import scoreboard
 from book.cost.configs import CONFIGS, read_torchtitan
 from book.cost.layouts import layout_of
 from book.cost.machines import FITTED_FILE, MACHINES, SHORT, SOFTWARE
 from book.cost.models import MODELS
-from book.cost.scoreboard import calibrate, scoreboard
+from book.cost.scoreboard import calibrate
 from book.cost.tuning import FULL, OPTIMIZERS, TRAIN, Tuning
 
 LAYOUT = "sizes of pp, dp, tp, cp, ep; micro and stages: of a micro-batch, on a rank; zero 0 to 3; sp 0 or 1; recompute"
