@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ask(parser: argparse.ArgumentParser) -> None:
     """Add what both `plan` and `estimate` are asked."""
-    parser.add_argument("model", help=", ".join(MODELS))
+    parser.add_argument("model", help=f"{', '.join(MODELS)}; or a config.json of Hugging Face")
     parser.add_argument("--gpus", type=int, required=True, help="how many")
     parser.add_argument("--gpu", default="H100", help=f"{', '.join(MACHINES)}; or numbers of your own as memory=48e9,"
                         f"flops=..., or in a .toml or .json file: {', '.join(SHORT.values())}")
