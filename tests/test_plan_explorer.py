@@ -284,8 +284,8 @@ COSTS = """jobs => jobs.map(({ model, cluster, layouts, batch, each }) => {
   const { estimate } = globalThis.lockstep.plan_step;
   return layouts.map(layout => estimate(model, cluster, layout, batch, each));
 })"""
-SEARCH = """({ model, cluster, batch, each, long, bar, software }) => {
-  const found = globalThis.lockstep.plan_answer.plan(model, cluster, batch, each, long, bar, software);
+SEARCH = """({ model, cluster, batch, each, long, bars, software }) => {
+  const found = globalThis.lockstep.plan_answer.plan(model, cluster, batch, each, long, bars, software);
   return { ...found, fit: found.ranked.length, ranked: found.ranked.slice(0, 20) };
 }"""
 
