@@ -220,9 +220,9 @@ def bar(machine: str, software: str, experts: bool, staged: bool = False) -> tup
         low, _, *high = bar(machine, software, experts)[0]
         found[0], found[2:] = min(found[0], low), np.maximum(found[2:], high)
     whose = like(machine).upper() if known else "GPUs left out of the fit"
-    words = f"{software} on {whose}" + (" with experts" if experts else " in pipelines" * staged)
+    words = f"{software}{' pipelines' * (staged and not experts)} on {whose}{' with experts' * experts}"
     if wide > 1:
-        words = f"few or none of {words}: also of other software" + " or GPUs" * known
+        words = f"few or no {words}, and others"
     return tuple(map(float, found)), words
 
 
