@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from book.cost import MACHINES, MODELS, Layout, MeasuredStep, cluster_of, layout_of, machine_of, plan, told
+from book.cost import MACHINES, MODELS, Layout, MeasuredStep, cluster_of, layout_of, machine_of, model_named, plan, told
 from book.cost.__main__ import main
 from book.cost.calibration import Rows
 from book.cost.machines import SOFTWARE, like
@@ -31,14 +31,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "qwen3-8b", "gpus": 8, "num_tokens": 2**20, "batch": 8}, "memory: 318.2 GB of activations"),
     ({"model": "gpt-oss-120b", "gpus": 16, "gpu": "l40s"}, "memory: 116.8 GB of state"),
     ({"model": "qwen3-0.6b", "gpus": 64, "batch": 1}, "a rule: dp divides the sequences"),
-    ({"model": "qwen3-0.6b", "gpus": 1, "gpu": "l4", "num_tokens": 65536, "batch": 1}, "memory: ")]
+    ({"model": "qwen3-0.6b", "gpus": 1, "gpu": "l4", "num_tokens": 65536, "batch": 1}, "memory: "),
+    ({"model": "llama3-70b", "gpus": 2, "gpu": "RTX 4090", "tuning": Tuning("lora")}, "memory: 72.8 GB of state")]
 OPTIONS = {"gpus": "--gpus", "gpu": "--gpu", "num_tokens": "--sequence", "batch": "--batch"}
 
 
 def in_a_shell(question: dict[str, Any], *more: str) -> list[str]:
     """The command that asks the same."""
     words = [word for name, option in OPTIONS.items() if name in question for word in (option, str(question[name]))]
-    return ["plan", question["model"], *words, *more]
+    tuned = ("--train", question["tuning"].train) if "tuning" in question else ()
+    return ["plan", question["model"], *words, *tuned, *more]
 
 
 def refused(**question: Any) -> str:
@@ -163,6 +165,13 @@ def test_every_answer_says_how_much_more_a_gpu_has_than_is_counted(num_tokens: i
                     f"{80e9 / held - 1:.0%} more than your step says")
 
 
+def test_a_faster_step_that_was_measured_is_named_if_its_sequences_are_as_long() -> None:
+    """Steps of 4,096 tokens say nothing of 131,072."""
+    long = str(plan("llama3-8b", 16, num_tokens=131072))
+    assert "MFU 33%" in long and "was measured" not in long
+    assert "an MFU of 65% was measured" in str(plan("llama3-8b", 16))
+
+
 def test_weights_in_4_bits_are_sharded_and_cut_by_nothing_else() -> None:
     tuning = Tuning("qlora")
     chosen = plan("llama3-70b", 8, num_tokens=2048, tuning=tuning)
@@ -274,6 +283,32 @@ def test_numbers_that_can_not_be_are_refused_in_one_sentence(text: str, words: s
     assert main(["plan", "llama3-8b", "--gpus", "8", "--gpu", text]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
+
+
+CONFIGURED = {"llama3-8b": {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
+                            "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+                            "max_position_embeddings": 131072, "tie_word_embeddings": False},
+              "qwen3-0.6b": {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151936,
+                             "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 3072,
+                             "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True},
+              "qwen2.5-7b": {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "vocab_size": 152064,
+                             "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944}}
+
+
+def test_a_model_of_your_own_is_read_from_its_config(tmp_path: Path, capsys: Any) -> None:
+    """Those that have a name too are the same, but for the tokens of a sequence."""
+    for name, config in CONFIGURED.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(config))
+        assert replace(model_named(str(path)), num_tokens=MODELS[name].num_tokens) == MODELS[name]
+    assert main(["plan", str(tmp_path / "llama3-8b.json"), "--gpus", "8"]) == 0 and "MFU" in capsys.readouterr().out
+    assert main(["plan", str(tmp_path / "none.json"), "--gpus", "8"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    for config in ({}, [], {**CONFIGURED["llama3-8b"], "model_type": "gpt_neox"},
+                   {**CONFIGURED["llama3-8b"], "hidden_size": "wide"}):
+        path.write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="is no config.json of the kinds llama, mistral"):
+            model_named(str(path))
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

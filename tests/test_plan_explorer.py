@@ -284,8 +284,8 @@ COSTS = """jobs => jobs.map(({ model, cluster, layouts, batch, each }) => {
   const { estimate } = globalThis.lockstep.plan_step;
   return layouts.map(layout => estimate(model, cluster, layout, batch, each));
 })"""
-SEARCH = """({ model, cluster, batch, each, long, bar, software }) => {
-  const found = globalThis.lockstep.plan_answer.plan(model, cluster, batch, each, long, bar, software);
+SEARCH = """({ model, cluster, batch, each, long, bars, software }) => {
+  const found = globalThis.lockstep.plan_answer.plan(model, cluster, batch, each, long, bars, software);
   return { ...found, fit: found.ranked.length, ranked: found.ranked.slice(0, 20) };
 }"""
 
@@ -364,7 +364,7 @@ def compare(twin: Any, model: Transformer, cluster: Cluster, batch: int, gpu: st
     python: Search = searched(model, cluster, batch, software, tuning=Tuning(adam=each))
     script = twin.evaluate(SEARCH, {
         "model": in_numbers(model), "cluster": asdict(cluster), "batch": batch, "each": asdict(each), "long": LONG,
-        "bar": bar(gpu, software, bool(model.experts)), "software": software})
+        "bars": [bar(gpu, software, *of) for of in ((False,), (False, True), (True,))], "software": software})
     assert (script["total"], script["fit"]) == (len(python), int(python.fits.sum()))
     if not script["fit"]:
         if len(python):
@@ -374,7 +374,8 @@ def compare(twin: Any, model: Transformer, cluster: Cluster, batch: int, gpu: st
     for one, position in zip(script["ranked"], python.ranked):
         assert one["cost"]["step_s"] == pytest.approx(step_s[position], rel=REL)
     assert script["layout"] == as_plain(python.layouts[python.best])
-    (low, _, high, worst), basis = bar(gpu, software, bool(model.experts))
+    staged = python.layouts[python.best].pp > 1
+    (low, _, high, worst), basis = bar(gpu, software, bool(model.experts), staged)
     assert script["basis"] == basis
     best_s = step_s[python.best]
     for name, share in zip(("low_s", "high_s", "worst_s"), (low, high, worst)):

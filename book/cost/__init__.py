@@ -20,6 +20,7 @@
     scoreboard   how far off the planner is on models that were left out of the fit, and the error bars that follow
     question     Question: what a plan is asked for;  refusals: why nothing fits, and what would
     answer       plan: which layout for a model on so many GPUs, what it costs, how sure that is; told: of one layout
+    board        the scoreboard as a text, with plans against the best published steps
     ledger       Way, STORY, entry: the ways to train of the book's story, a line each
     configs      a plan as a module for torchtitan 0.3 or options for Megatron-LM; a file of torchtitan read
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from book.cost.answer import MeasuredStep, plan, told
+from book.cost.board import scoreboard
 from book.cost.configs import CONFIGS, read_torchtitan
 from book.cost.layouts import layout_of
 from book.cost.machines import FITTED_FILE, MACHINES, SHORT, SOFTWARE
 from book.cost.models import MODELS
-from book.cost.scoreboard import calibrate, scoreboard
+from book.cost.scoreboard import calibrate
 from book.cost.tuning import FULL, OPTIMIZERS, TRAIN, Tuning
 
 LAYOUT = "sizes of pp, dp, tp, cp, ep; micro and stages: of a micro-batch, on a rank; zero 0 to 3; sp 0 or 1; recompute"
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ask(parser: argparse.ArgumentParser) -> None:
     """Add what both `plan` and `estimate` are asked."""
-    parser.add_argument("model", help=", ".join(MODELS))
+    parser.add_argument("model", help=f"{', '.join(MODELS)}; or a config.json of Hugging Face")
     parser.add_argument("--gpus", type=int, required=True, help="how many")
     parser.add_argument("--gpu", default="H100", help=f"{', '.join(MACHINES)}; or numbers of your own as memory=48e9,"
                         f"flops=..., or in a .toml or .json file: {', '.join(SHORT.values())}")

@@ -10,6 +10,7 @@ import numpy as np
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
 from book.cost.machines import SHARED, SOFTWARE, Machine
+from book.cost.published import Published
 from book.cost.question import Question, asked, searched
 from book.cost.refusals import other_layouts, refusal
 from book.cost.scoreboard import bar, memory_errors
@@ -167,7 +168,7 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster = "H1
             raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
     question, lost = _scaled(question, measured)
     chosen = _searched(question)
-    low, high, worst, basis = _bar(question, bool(measured))
+    low, high, worst, basis = _bar(question, chosen.layouts[chosen.best], bool(measured))
     step_s = chosen.estimates[chosen.best].step_s
     cluster = chosen.cluster
     halved = searched(question.model, replace(cluster, across_bytes_per_s=cluster.across_bytes_per_s / 2),
@@ -189,7 +190,7 @@ def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine
     question = asked(model, gpus, gpu, batch, num_tokens, software, precision, tuning=tuning)
     question, _ = _scaled(question, measured)
     cost = _estimate(question, layout)
-    low, high, worst, basis = _bar(question, bool(measured))
+    low, high, worst, basis = _bar(question, layout, bool(measured))
     frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, question.tuning)
     return LayoutAnswer(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
                         question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high,
@@ -224,26 +225,35 @@ def _scaled(question: Question, measured: MeasuredStep | None) -> tuple[Question
     return after, int(question.search().fits.sum() - after.search().fits.sum())
 
 
-def _bar(question: Question, scaled: bool) -> tuple[float, float, float, str]:
+def _bar(question: Question, layout: Layout, scaled: bool) -> tuple[float, float, float, str]:
     """Shares of an estimate between which half of such steps are, above which one in ten is; whose steps these are."""
-    (low, middle, high, worst), basis = bar(question.gpu_key, question.software, bool(question.model.experts))
+    (low, middle, high, worst), basis = bar(question.gpu_key, question.software, bool(question.model.experts),
+                                             layout.pp > 1)
     middle = middle if scaled else 1.0  # a known scale leaves only the spread of the rows
     return low / middle, high / middle, worst / middle, basis
 
 
-def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tuple[float, str]:
-    """The largest MFU that was measured on this GPU, and whose: of the same model if it was measured, else of any.
-
-    0 and no words where no step was measured on it.
-    """
+def _alike(model: Transformer, cluster: Cluster, gpu: str) -> list[Published]:
+    """The steps that were measured on this GPU in this precision, with experts or without as the model has them."""
     fast = cluster.overheads.linear_speedup > 1
-    rows = [row for row in measured_rows().rows if row.machine == gpu and bool(row.model.experts) == experts
-            and (row.precision == "fp8") == fast]
+    return [row for row in measured_rows().rows if row.machine == gpu and (row.precision == "fp8") == fast
+            and bool(row.model.experts) == bool(model.experts)]
+
+
+def reached(model: Transformer, cluster: Cluster, gpu: str) -> tuple[float, float, str]:
+    """The largest MFU that was measured on this GPU with sequences of half to twice as many tokens, and whose.
+
+    Of the same model if it was measured, else of any; with the share of it that is far below: nine tenths for the
+    same model, four fifths for another. Zeros and no words where no such step was measured.
+    """
+    rows = [row for row in _alike(model, cluster, gpu) if 0.5 <= row.model.num_tokens / model.num_tokens <= 2]
     same = [row for row in rows if row.model.num_parameters == model.num_parameters]
     if not rows:
-        return 0.0, ""
+        return 0.0, 0.0, ""
     best = max(same or rows, key=lambda row: row.mfu)
-    return best.mfu, f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()} ({best.software}): {best.layout}"
+    whose = (f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()}, {best.model.num_tokens:,} tokens, "
+             f"{best.software}: {best.layout}")
+    return best.mfu, 0.9 if same else 0.8, whose
 
 
 def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str = "") -> Iterator[str]:
@@ -259,7 +269,7 @@ def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str 
         yield f"         between nodes {SHARED / 1e9:.1f} GB/s for each GPU are assumed: give numbers of your own"
     if cost.mfu > 1:
         yield "         an MFU over 100%: check the seconds, batch and layout of your measured step"
-    if not reached(found.model, cluster, found.gpu_key, bool(found.model.experts))[0]:
+    if not _alike(found.model, cluster, found.gpu_key):
         article = "an" if found.gpu_name[0] in "AHLMR" else "a"
         whose = f"{article} {found.gpu_name}" if found.gpu_key else "this GPU"
         yield f"         no step of {whose} was measured like this: what it reaches is taken from other machines"
@@ -312,8 +322,8 @@ def _told(found: LayoutAnswer) -> Iterator[str]:
 def _lines(found: Plan) -> Iterator[str]:
     cost, cluster = found.cost, found.search.cluster
     yield from _about(found, cluster, found.search.global_batch)
-    mfu, whose = reached(found.model, cluster, found.gpu_key, bool(found.model.experts))
-    if cost.mfu < 0.8 * mfu and found.tuning == FULL:
+    mfu, far, whose = reached(found.model, cluster, found.gpu_key)
+    if cost.mfu < far * mfu and found.tuning == FULL:
         yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
     best = found.search.best
     yield from _held(cost, float(found.search.usable[best]), float(found.search.frozen[best]),

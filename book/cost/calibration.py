@@ -95,19 +95,23 @@ def calibrated(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[st
                   ("all", *SOFTWARE))
 
 
-def calibrated_memory(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[str, dict[str, float]]:
+def calibrated_memory(rows: Rows, weights: np.ndarray, known: Constants | None = None,
+                      num_rounds: int = 25) -> dict[str, dict[str, float]]:
     """What of MEMORY fits the bytes of a GPU best, and their factors by software.
 
-    Rows that say no bytes but ran were below nine tenths of the GPU's memory, those with a step of 0 above.
+    Rows that say no bytes but ran were below nine tenths of the GPU's memory, those with a step of 0 above. With what
+    is `known` of all software, the rows are of software that says no bytes and of which nothing ran out: its factors
+    are fitted, to what ran in all of the memory.
     """
-    begin: dict[str, dict[str, float]] = {"all": dict(MEMORY)}
+    begin: dict[str, dict[str, float]] = {} if known else {"all": dict(MEMORY)}
     begin |= {software: dict.fromkeys(MEMORY, 1.0) for _, software, _ in rows.pairs}
     held = np.array([row.memory_bytes for row in rows.rows])
-    room = 0.9 * np.array([MACHINES[row.machine].memory_bytes for row in rows.rows])
+    room = (1.0 if known else 0.9) * np.array([MACHINES[row.machine].memory_bytes for row in rows.rows])
 
     def off(constants: Constants) -> np.ndarray:
+        groups = {**(known or {}), **constants}.items()
         found = rows.estimates({**CONSTANTS, **{group: {**CONSTANTS.get(group, {}), **of}
-                                                for group, of in constants.items()}})["memory_bytes"]
+                                                for group, of in groups}})["memory_bytes"]
         over = np.log(found / np.where(held > 0, held, room))
         return np.where(held > 0, over, np.where(rows.measured_s > 0, np.maximum(over, 0), np.minimum(over, 0)))
 

@@ -54,6 +54,7 @@ SHORT = {"memory_bytes": "memory", "bf16_flops_per_s": "flops", "fp8_flops_per_s
 UNITS = {"memory_bytes": ("bytes", 1e9), "bf16_flops_per_s": ("FLOP/s", 1e12), "fp8_flops_per_s": ("FLOP/s", 1e12),
          "memory_bytes_per_s": ("bytes per second", 1e9), "inside_bytes_per_s": ("bytes per second", 1e8),
          "across_bytes_per_s": ("bytes per second", 1e7)}
+EXAMPLE = "memory=32e9,flops=125e12,bandwidth=900e9,inside=150e9,across=12.5e9,node=8"
 # PCIe 4.0 with 16 lanes; 100 Gb/s for the eight cards of a node. No data sheet of a card says what leaves its node.
 PCIE, SHARED = 32e9, 12.5e9 / 8
 
@@ -95,7 +96,8 @@ def machine_key(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]|nvidia|amd|rtx|(80gb|80|nvl72)$", "", name.lower())
     keys = [key for key in MACHINES if re.sub(r"[^a-z0-9]|rtx", "", key) == plain]
     if not keys:
-        raise ValueError(f"no GPU is called {name!r}: use {', '.join(MACHINES)}, or numbers of your own")
+        raise ValueError(f"no GPU is called {name!r}: use {', '.join(MACHINES)}, or numbers of your own, such as "
+                         f"{EXAMPLE} (bytes, FLOP/s, bytes per second)")
     return keys[0]
 
 

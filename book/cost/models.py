@@ -1,7 +1,10 @@
 """L1: models by name, with the sizes that their authors published."""
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from book.cost.sizes import Experts, Latent
 from book.cost.transformer import Transformer
@@ -78,8 +81,35 @@ MODELS = {
 }
 
 
+# Kinds of config.json that are read: Llama's architecture but for these; and words that each must have.
+KINDS: dict[str, dict[str, Any]] = {"llama": {}, "mistral": {}, "qwen2": {"biases": "qkv"},
+                                    "qwen3": {"qk_norm": "head"}}
+READ = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+MOST_TOKENS = 8192  # of a sequence by default, where a model can take more
+
+
 def model_named(name: str) -> Transformer:
-    """The model of this name in upper or lower case; raises ValueError, with the known names, for any other."""
+    """The model of this name in upper or lower case, or of a config.json as Hugging Face has it.
+
+    Raises ValueError, with the known names, for any other, and OSError for a file that can't be read.
+    """
+    if name.endswith(".json"):
+        return _configured(name)
     if name.lower() not in MODELS:
-        raise ValueError(f"no model is called {name!r}: use {', '.join(MODELS)}, or a Transformer of your own")
+        raise ValueError(f"no model is called {name!r}: use {', '.join(MODELS)}, or the config.json of a model of "
+                         f"Hugging Face's kinds {', '.join(KINDS)}")
     return MODELS[name.lower()]
+
+
+def _configured(name: str) -> Transformer:
+    try:
+        said = json.loads(Path(name).read_text("utf-8"))
+        kind = KINDS[said["model_type"]]
+        num_layers, width, num_heads, mlp_width = (int(said[word]) for word in READ)
+        found = _llama(num_layers, width, num_heads, mlp_width, int(said.get("num_key_value_heads") or num_heads))
+        return replace(found, vocab_size=int(said["vocab_size"]), head_width=int(said.get("head_dim") or 0),
+                       tied=bool(said.get("tie_word_embeddings")),
+                       num_tokens=min(int(said.get("max_position_embeddings") or MOST_TOKENS), MOST_TOKENS), **kind)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{name} is no config.json of the kinds {', '.join(KINDS)}, with model_type, "
+                         f"{', '.join(READ)} and vocab_size: {error!r}") from None

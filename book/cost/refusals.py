@@ -121,6 +121,7 @@ def _changes(question: Question) -> Iterator[str]:
             break
         shorter = replace(shorter, model=replace(shorter.model, num_tokens=shorter.model.num_tokens // 2))
     yield from islice(_smaller(question), 1)
+    yield from _in_4_bits(question)
     yield from _other_gpus(question)
 
 
@@ -139,6 +140,16 @@ def _other_gpus(question: Question) -> Iterator[str]:
     for count, name in sorted(pair for pair in fewest if pair[0])[:1]:
         num_bytes = MACHINES[name].memory_bytes
         yield f"--gpu {name} --gpus {count}: {count:,} {name.upper()}, with {num_bytes / 1e9:.0f} GB each"
+
+
+def _in_4_bits(question: Question) -> Iterator[str]:
+    """Of adapters beside matrices in 16 bits, where 4 bits help but are not enough: these on the fewest GPUs."""
+    if question.tuning.train != "lora":
+        return
+    other = replace(question, tuning=replace(question.tuning, train="qlora"))
+    enough = 0 if fits(other) else _fewest(other, question.gpus)
+    if enough and enough < (_fewest(question, question.gpus) or MOST_GPUS):
+        yield f"--train qlora --gpus {enough}: the matrices frozen in 4 bits, on {enough:,} {question.gpu_name}"
 
 
 def _smaller(question: Question) -> Iterator[str]:

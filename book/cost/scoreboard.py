@@ -30,7 +30,8 @@ OLD = ("zero3",)  # software of 2021 that nobody runs today: scored, but never f
 FAMILIES = {"experts": "experts", "h100": "dense, H100 to GB300", "fsdp": "FSDP", "a100": "A100, 3-D layouts",
             "sweeps": "sweeps of small models"}
 SWEEPS = ("nanotron", "vtrain-single", "vtrain-multi")
-ENOUGH, MOST = 12, 30  # layouts that an error bar needs; for how many a set counts in it
+STRAY = ("nanotron",)  # half of its pipelines wait a second more in each micro-batch: no measure for other software
+ENOUGH, MOST = 10, 30  # layouts that an error bar needs, for one in ten is read off; for how many a set counts in it
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,25 @@ def gpu_left_out(some: Measured) -> np.ndarray:
 
 
 def fitted_memory() -> dict[str, dict[str, float]]:
-    """The constants of memory that fit best the rows that say how much they held, or that they ran out."""
+    """The constants of memory that fit best the rows that say how much they held, or that they ran out.
+
+    Of software where no row says either, what ran needed no more than there is, and no less than the formulas count.
+    """
     held = [(name, row) for name, data in data_sets().items() for row in data.rows
             if row.memory_bytes or data.refused_rows]
     held += [("out of memory", row) for data in data_sets().values() for row in data.refused_rows]
-    often = Counter(name for name, _ in held)
-    return calibrated_memory(Rows([row for _, row in held]), np.array([often[name] ** -0.5 for name, _ in held]))
+    said = calibrated_memory(*_by_sets(held))
+    rest = [(name, row) for name, data in data_sets().items() for row in data.rows if row.software not in said]
+    ran = calibrated_memory(*_by_sets(rest), known=said)
+    for of in ran.values():  # a bound from above alone would take any: nothing keeps less than the formulas count
+        of["kept_factor"] = max(of["kept_factor"], 1 / said["all"]["kept_factor"])
+    return {**said, **ran}
+
+
+def _by_sets(some: Sequence[tuple[str, Published]]) -> tuple[Rows, np.ndarray]:
+    """Rows of named sets, and what each counts: less in large sets."""
+    often = Counter(name for name, _ in some)
+    return Rows([row for _, row in some]), np.array([often[name] ** -0.5 for name, _ in some])
 
 
 def calibrate(path: Path) -> str:
@@ -179,15 +193,17 @@ def _quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float])
 
 
 @cache
-def bar(machine: str, software: str, experts: bool) -> tuple[tuple[float, float, float, float], str]:
+def bar(machine: str, software: str, experts: bool, staged: bool = False) -> tuple[tuple[float, ...], str]:
     """Measured over estimated seconds of left-out steps like these, as quartiles and nine of ten; and whose they are.
 
     The steps are of the same software and GPU, or where fewer than ENOUGH layouts were measured, of the same software
     or the same GPU; then, or if nothing is alike, the bar is twice as wide. Machines that share constants are one
-    here. For a machine that no step was measured on, "" too, they are those of other GPUs by `new_ratios`.
+    here. For a machine that no step was measured on, "" too, they are those of other GPUs by `new_ratios`. Without
+    experts they are of pipelines where this one is `staged`, else of layouts that have none.
     """
     some = measured()
-    some = some.where([bool(row.model.experts) == experts and name not in OLD
+    some = some.where([bool(row.model.experts) == experts and (experts or (row.layout.pp > 1) == staged)
+                       and name not in OLD and (row.software == software or name not in STRAY)
                        for name, row in zip(some.names, some.rows)])
     known = is_measured(machine)
     some = some if known else some.where(np.isfinite(some.new_ratios))
@@ -200,11 +216,14 @@ def bar(machine: str, software: str, experts: bool) -> tuple[tuple[float, float,
     ratios = near.ratios if known else near.new_ratios
     found = _quantiles(-np.log(ratios), _evenly(near), (0.25, 0.5, 0.75, 0.9))
     found = np.exp(found[1] + wide * (found - found[1]))
+    if staged and wide > 1:  # no surer than without a pipeline
+        low, _, *high = bar(machine, software, experts)[0]
+        found[0], found[2:] = min(found[0], low), np.maximum(found[2:], high)
     whose = like(machine).upper() if known else "GPUs left out of the fit"
-    words = f"{software} on {whose}" + " with experts" * experts
+    words = f"{software}{' pipelines' * (staged and not experts)} on {whose}{' with experts' * experts}"
     if wide > 1:
-        words = f"few or none of {words}: also of other software" + " or GPUs" * known
-    return (float(found[0]), float(found[1]), float(found[2]), float(found[3])), words
+        words = f"few or no {words}, and others"
+    return tuple(map(float, found)), words
 
 
 def _evenly(some: Measured) -> np.ndarray:
@@ -251,7 +270,8 @@ def score(some: Measured) -> Score:
     off, share = np.abs(some.ratios - 1), some.weights / some.weights.sum()
     always = np.array([row.model.step_flops(row.global_batch) / (0.4 * row.layout.num_gpus * row.peak_flops_per_s)
                        / row.step_s for row in some.rows])
-    bars = np.array([bar(row.machine, row.software, bool(row.model.experts))[0] for row in some.rows])
+    bars = np.array([bar(row.machine, row.software, bool(row.model.experts), row.layout.pp > 1)[0]
+                     for row in some.rows])
     took = 1 / some.ratios
     half = (bars[:, 0] <= took) & (took <= bars[:, 2])
     return Score(len(some.rows), float(some.weights.sum()), float((off * share).sum()),
@@ -260,11 +280,13 @@ def score(some: Measured) -> Score:
                  float((half * share).sum()), float(((took > bars[:, 3]) * share).sum()))
 
 
-def regrets(rows: Sequence[Published], estimated_s: Sequence[float] | np.ndarray) -> Iterator[float]:
+def regrets(rows: Sequence[Published], estimated_s: Sequence[float] | np.ndarray, tries: int = 1) -> Iterator[float]:
     """What the layout that the planner would choose among those measured took longer than the best of them.
 
     One for each model, sequence, number of GPUs and batch of which two layouts or more were measured; a layout that was
-    measured again counts with its mean. `estimated_s` are the seconds that the planner expects of each row.
+    measured again counts with its mean. `estimated_s` are the seconds that the planner expects of each row. With more
+    `tries`, so many layouts that it expects to be the fastest are run, and the best of these is kept; with 0, the mean
+    over all layouts: what a choice by lot costs.
     """
     groups: dict[Any, dict[Layout, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row, step_s in zip(rows, estimated_s):
@@ -273,13 +295,24 @@ def regrets(rows: Sequence[Published], estimated_s: Sequence[float] | np.ndarray
     for group in groups.values():
         if len(group) > 1:
             estimated, took = np.array([np.mean(times, axis=0) for times in group.values()]).T
-            yield float(took[estimated.argmin()] / took.min() - 1)
+            kept = took[estimated.argsort()[:tries]].min() if tries else took.mean()
+            yield float(kept / took.min() - 1)
 
 
 def memory_errors(data: Sequence[DataSet] | None = None) -> np.ndarray:
     """Estimated over measured memory of a GPU, less 1, of the rows that say how much they took."""
     rows = Rows([row for one in (data or data_sets().values()) for row in one.rows if row.memory_bytes])
     return rows.estimates()["memory_bytes"] / np.array([row.memory_bytes for row in rows.rows]) - 1
+
+
+def too_large() -> tuple[int, float, float]:
+    """Of layouts that ran: how many, which share would need more than may be used, and which more than there is."""
+    rows = Rows(measured().rows)
+    held = rows.estimates()["memory_bytes"]
+    clusters = [cluster_of(row.machine, 1, row.software) for row in rows.rows]
+    tight, large = (float(np.mean(held > [getattr(cluster, room) for cluster in clusters]))
+                    for room in ("usable_bytes", "memory_bytes"))
+    return len(held), tight, large
 
 
 def ran_out() -> tuple[int, float]:
@@ -292,28 +325,3 @@ def ran_out() -> tuple[int, float]:
             fits = rows.estimates()["memory_bytes"] <= [cluster.usable_bytes for cluster in clusters]
             found += list(rows.measured_s[fits] == 0)
     return len(found), float(np.mean(found))
-
-
-def scoreboard() -> str:
-    """The scores of families and of sets as a table."""
-    some = measured()
-    families = [family(name, row) for name, row in zip(some.names, some.rows)]
-    parts = [(title, some.where([one == key for one in families])) for key, title in FAMILIES.items()]
-    parts += [(name, some.where([one == name for one in some.names])) for name in data_sets()]
-    lines = [f"{'':24}{'rows':>5}{'layouts':>8}{'mean':>6}{'median':>7}{'bias':>7}{'40 %':>6}{'in half':>8}"
-             f"{'above':>6}{'regret':>12}"]
-    for title, part in parts:
-        one = score(part)
-        found = list(regrets(part.rows, part.estimated_s)) if title in data_sets() else []
-        lost = f"{100 * np.median(found):.1f}, {100 * np.mean(found):.1f}" if found else ""
-        lines.append(f"{title:24}{one.num_rows:5}{one.num_layouts:8.0f}{100 * one.mean:6.1f}{100 * one.median:7.1f}"
-                     f"{100 * one.bias:+7.1f}{100 * one.null:6.1f}{100 * one.half:8.0f}{100 * one.above:6.0f}"
-                     f"{lost:>12}".rstrip())
-    off = np.abs(memory_errors())
-    num, share = ran_out()
-    new = ", ".join(f"{100 * mean:.0f} on {gpu.upper()}" for gpu, mean in new_gpu_errors().items())
-    lines.append(f"a GPU left out with all its rows: mean error of dense steps {new}")
-    return "\n".join([*lines, f"memory of {len(off)} rows: mean error {100 * off.mean():.1f}, median "
-                      f"{100 * np.median(off):.1f}; of {num} layouts that fit by it {share:.0%} ran out",
-                      "All in per cent. Times and regret (median, mean): of rows whose model was left out of the fit.",
-                      "Memory: its constants are fitted to all rows."])

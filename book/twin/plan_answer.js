@@ -65,15 +65,17 @@ function search(model, cluster, global_batch, each, long, software) {
  * @param {number} global_batch
  * @param {{parameters: number, gradients: number, optimizer: number}} each
  * @param {number} long   tokens of a sequence from which on cp is tried
- * @param {[number[], string]} bar   of book.cost.scoreboard.bar: three quartiles and nine of ten, and whose they are
+ * @param {[number[], string][]} bars   of book.cost.scoreboard.bar, three quartiles and nine of ten, and whose they
+ *   are: without pipelines, with, and with experts
  * @param {string} software
  * @returns {Object<string, any>}   what `search` gives, and if something fits: layout, cost, low_s, high_s, worst_s
  */
-function plan(model, cluster, global_batch, each, long, [bar, basis], software) {
+function plan(model, cluster, global_batch, each, long, bars, software) {
   const found = search(model, cluster, global_batch, each, long, software);
   if (!found.ranked.length) return found;
   const { layout } = found.ranked[0];
   const cost = estimate(model, cluster, layout, global_batch, each);
+  const [bar, basis] = bars[model.num_experts > 1 ? 2 : Number(layout.pp > 1)];
   const [low_s, , high_s, worst_s] = bar.map(of => of * cost.step_s);
   return { ...found, layout, cost, low_s, high_s, worst_s, basis };
 }

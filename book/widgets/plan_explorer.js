@@ -36,8 +36,7 @@ function answer({ model, gpu, software, gpus, memory_bytes, across_bytes_per_s, 
   const cluster = { ...machine, ...constants, num_gpus: gpus, memory_bytes, across_bytes_per_s };
   const sizes = data.models[model];
   const batch = plan_answer.default_batch(sizes, gpus, millions * 2 ** 20);
-  const bar = bars[sizes.num_experts > 1 ? 1 : 0];
-  const found = plan_answer.plan(sizes, cluster, batch, data.each[software], data.long, bar, software);
+  const found = plan_answer.plan(sizes, cluster, batch, data.each[software], data.long, bars, software);
   const points = found.ranked.map(({ layout, cost }) => ({ layout, step: cost.step_s, memory: cost.memory_bytes }));
   const hours = ((data.tokens / (batch * sizes.num_tokens)) * (found.cost?.step_s ?? 0) * gpus) / 3600;
   const usable = cluster.usable_share * memory_bytes;

@@ -63,7 +63,7 @@ class PlanExplorer(Explorer):
                     for name in MACHINES}
         kinds = {f"{kind_of(name)} {software}": {
             key: value for key, value in asdict(cluster_of(name, 1, software)).items() if key in CONSTANT} | {
-            "bars": [bar(name, software, experts) for experts in (False, True)]}
+            "bars": [bar(name, software, *of) for of in ((False,), (False, True), (True,))]}
             for name in MACHINES for software in PLANNED}
         return {**super().data(live), "models": models, "machines": machines, "kinds": kinds, "long": LONG,
                 "each": {name: asdict(EACH[name]) for name in PLANNED}, "tokens": self.answer.tokens}
