@@ -254,7 +254,7 @@ function drawAxes(field, W, { all, now, sent }, { per_node }) {
     text: trim(bytes(one.total)),
     best: one === now,
   });
-  bars(field, W, all.map(row), 92);
+  bars(field, W, all.map(row), 104);
   const legend = make("div.lk-keys lk-small", field);
   AXES.forEach((axis, i) => {
     if (!sent[i]) return;
