@@ -8,9 +8,11 @@
     pages        how large the website's pages are, and how soon they show something
     player       frames a second of the player at 16 ranks
     grading      one exercise with the sandbox and without it, and submissions an hour
+    quorum       one of three replicas killed under torchft, against one of three ranks under torchrun
 
 `python -m benchmarks` runs them all, `python -m benchmarks ring pages` some; `--quick` measures less, with fewer
 repeats; `--keep` also saves the results in measured.json and writes the book's page of measurements from that, as `make
 bench` does. A module here is a part, or something that several need: `report` (tables), `kept` (measured.json and the
-page), `machine` (what it was measured on), `process` (programs timed from outside), `chromium`.
+page), `machine` (what it was measured on), `process` (programs timed from outside), `chapter` (cells of a notebook),
+`chromium`.
 """

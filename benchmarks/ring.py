@@ -1,10 +1,8 @@
 """The ring that the chapter writes by hand against gloo's all_reduce, by turns in the same processes."""
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from benchmarks.chapter import code_that_binds
 from benchmarks.process import ROOT
 from benchmarks.report import Claim, Findings, Table, duration, ratio, size
 from book.launch import launch
@@ -32,13 +31,9 @@ def chapter_ring() -> AllReduce:
 
     Raises ValueError if no cell defines it.
     """
-    cells = json.loads(CHAPTER.read_text("utf-8"))["cells"]
-    for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
-        if any(isinstance(node, ast.FunctionDef) and node.name == "ring" for node in ast.parse(source).body):
-            names = {"__name__": "chapter", "dist": dist, "torch": torch}  # not a module: it travels to ranks by value
-            exec(compile(source, str(CHAPTER), "exec"), names)
-            return names["ring"]
-    raise ValueError(f"no code cell of {CHAPTER.name} defines ring(buffer), which this measures")
+    names = {"__name__": "chapter", "dist": dist, "torch": torch}  # not a module: it travels to ranks by value
+    exec(compile(code_that_binds(CHAPTER, "ring"), str(CHAPTER), "exec"), names)
+    return names["ring"]
 
 
 def time_pairs(ring: AllReduce, sizes: Sequence[int], num_pairs: int) -> list[list[tuple[float, float]]]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import kept, launching, pages, planning, player, process, ring, simulation, weights
+from benchmarks import kept, launching, pages, planning, player, process, quorum, ring, simulation, weights
+from benchmarks.chapter import code_that_binds
 from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
@@ -100,6 +101,18 @@ def test_the_ring_is_that_of_the_chapter(monkeypatch: pytest.MonkeyPatch, tmp_pa
     chapter.write_text(json.dumps({"cells": cells[:1]}), "utf-8")
     with pytest.raises(ValueError, match="defines ring"):
         ring.chapter_ring()
+
+
+def test_the_quorum_is_that_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [code_that_binds(quorum.PAGE, name) for name in ("Replicas", "killed_s", "quorum_s", "alone", "restart_s")]
+    assert len(set(cells)) == 5 and "victim" in cells[1] and "RESTARTED" in cells[4]
+    kills = iter([quorum.Kill(1, 1.1), quorum.Kill(2, 1.3, equal=False), quorum.Kill(0, 1.2, error=1e-15)])
+    monkeypatch.setattr(quorum, "find_spec", lambda name: name)
+    monkeypatch.setattr(quorum, "replica_killed", lambda: next(kills))
+    monkeypatch.setattr(quorum, "rank_killed", lambda: quorum.Kill(7, 6.25))
+    found = quorum.measure(num_kills=3, num_restarts=1)
+    assert [row[1] for row in found.tables[0].rows] == ["3", "1 (0–2)", "1", "1.20 (1.10–1.30)"]
+    assert [claim.kept for claim in found.claims] == [False, False, True]
 
 
 def test_simulations_are_counted_in_moves() -> None:

@@ -13,9 +13,10 @@ import torch
 
 from book import pipelines
 from book.collectives import COLLECTIVES
-from book.cost import Link, ring_all_reduce_s
+from book.cost import LayerShape, Link, hybrid_sent_bytes, ring_all_reduce_s
 from book.execute import execute
 from book.launch import launch
+from book.mesh import WITH_CONTEXT, Mesh
 from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
 from book.simulate.streams import fill_buckets
@@ -25,7 +26,7 @@ from book.widgets import (axes_explorer, bucket_explorer, load_explorer, pipelin
 from book.widgets import step_explorers, traffic_explorers
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer, expert_loads
-from book.widgets.traffic_explorers import ALGORITHMS, across, servers
+from book.widgets.traffic_explorers import ALGORITHMS, AXES, across, sent_along, servers
 from book.words import in_seconds
 from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
@@ -216,14 +217,26 @@ def test_servers_take_what_the_package_simulates(show: Callable) -> None:
 
 
 def test_axes_cross_as_the_package_counts(show: Callable) -> None:
+    """The package goes from hop to hop of the mesh; the page has closed forms for powers of two."""
     draw, page, data = random.Random(4), show(axes_explorer()), data_of(axes_explorer())
     orders = data["dials"][0]["values"]
-    jobs = [{"order": draw.choice(orders), "per_node": 2 ** draw.randint(0, 4), "pp": 2 ** draw.randint(0, 4),
-             "dp": 2 ** draw.randint(0, 5), "tp": 2 ** draw.randint(0, 4)} for _ in range(60)]
+    most = {"per_node": 4, "pp": 3, "dp": 3, "cp": 2, "tp": 3, "ep": 4}
+    jobs = [{"order": draw.choice(orders), **{axis: 2 ** draw.randint(0, power) for axis, power in most.items()}}
+            for _ in range(60)]
     found = answered(page, "axes_explorer", "({ now }) => now.across", jobs, data)
     for job, told in zip(jobs, found):
         want = across(job, job["order"], job["per_node"])
-        assert told == pytest.approx([want[axis] for axis in ("pp", "dp", "tp")], rel=1e-12)
+        assert told == pytest.approx([want[axis] for axis in AXES], rel=1e-12), job
+
+
+def test_axes_send_what_a_rank_of_a_mesh_sends() -> None:
+    for pp, dp, cp, tp in ((4, 8, 1, 8), (4, 2, 4, 8), (8, 2, 2, 1)):
+        mesh, layer = Mesh(WITH_CONTEXT, (pp, dp, cp, tp)), LayerShape(1, 4096 // cp, 8192, 64)
+        want = hybrid_sent_bytes(mesh, mesh.rank_at(pp=1, dp=0, cp=0, tp=0), layer, 80, 16,
+                                 2 * 80 * 12 * 8192**2 / (pp * tp), bytes_per_number=2)
+        want["dp"] += want.pop("dp+cp", 0)
+        assert sent_along({"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": 1}) == pytest.approx(
+            {**want, "ep": 0, "efsdp": 0})
 
 
 def test_experts_get_what_tokens_that_draw_them_choose(show: Callable) -> None:

@@ -27,7 +27,7 @@ from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, Vocab
                                   identity_then_all_reduce, mine, reduce_scatter_then_all_gather, shard, split_gpt,
                                   vocab_parallel_cross_entropy)
 from book.parallel.tensor.regather import Regather
-from book.record.activations import held_for_backward, saved_for_backward
+from book.record.activations import held_for_backward, saved_for_backward, still_held
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -358,6 +358,12 @@ def test_a_storage_counts_once_and_parameters_do_not() -> None:
     with saved_for_backward() as also_parameters:
         layers[0](x)
     assert also_parameters.num_bytes == 5 * 4 * 4 + 4 * 4 * 4
+    with torch.no_grad(), still_held(layers.parameters()) as held:
+        total = layers[0](x).exp()  # what it is made of is freed
+        turned = total.t()
+    assert held.num_bytes == 5 * 4 * 4
+    del total, turned
+    assert held.num_bytes == 0
 
 
 def kept_of_dtensors() -> tuple[int, ...]:

@@ -19,6 +19,7 @@ class Noted(NamedTuple):
     """A rank's run: what it returned, places of its gradients, ends of its inner steps, what these remembered.
 
     `given` are the gradients that it got, `used` those with which its inner steps were made, None where there was none.
+    `meant` is where the inner steps would have ended by an optimizer that nobody but the check can reach.
     `last` is where its parameter is in the end, `num_with_graph` how many tensors it returned with autograd's graph.
     """
 
@@ -27,6 +28,7 @@ class Noted(NamedTuple):
     given: Sequence[Any]
     used: Sequence[Any]
     ended: Sequence[Any]
+    meant: Sequence[Any]
     remembered: Sequence[int]
     last: Any
     num_with_graph: int = 0
@@ -83,6 +85,9 @@ def _inner_steps(rank: int, noted: Noted, outer: Outer) -> None:
     lost = next((step for step, count in enumerate(noted.remembered) if step and not count), None)
     refuse(lost, f"rank {rank}: before step {lost} the inner optimizer has forgotten its moments: only the outer "
            "optimizer belongs to the agreement, so leave the inner one's state alone")
+    changed = next((step + 1 for step in range(wanted) if not agree(noted.ended[step], noted.meant[step])), 0)
+    refuse(changed, f"rank {rank}: inner step {changed} ends elsewhere than the inner optimizer takes it: its moments "
+           "or its options have been changed, so leave both as they are")
 
 
 def _inner_step(rank: int, noted: Noted, step: int, outer: Outer) -> None:

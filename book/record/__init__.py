@@ -14,7 +14,7 @@
     known_blocks    which block of which matrix a tensor holds, recognized by its values
     scores          which of attention's scores a rank works on
     tokens          which expert works on which token, and what comes back
-    activations     the bytes that autograd keeps for backward
+    activations     the bytes that a forward keeps for backward: those of autograd, or all
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
     files           files of which every rank writes one, read with none missing
     saved           recordings of ranks on several hosts, saved and merged with their clocks aligned: save, merge

@@ -1,14 +1,17 @@
-"""L2: count the bytes that autograd keeps from a forward pass for its backward pass."""
+"""L2: count the bytes that a forward pass keeps for its backward pass, those of autograd or all."""
 from __future__ import annotations
 
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 if TYPE_CHECKING:
@@ -76,6 +79,34 @@ class held_for_backward(_Hooks):  # noqa: N801
     def _free(self, address: int, num_bytes: int) -> None:
         self._users[address] -= 1
         self.num_bytes -= 0 if self._users[address] else num_bytes
+
+
+class still_held(TorchDispatchMode):  # noqa: N801
+    """Counts what the block has computed and somebody still holds: `with still_held(parameters) as held: ...`.
+
+    `held.num_bytes` is the total when it is asked for, whoever holds it: autograd, a variable, or a checkpoint that has
+    kept results beside its inputs, which hooks of autograd do not see. A storage counts once, and `parameters` do not.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._left_out = {StorageWeakRef(_storage(tensor)).cdata for tensor in parameters}
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}  # a weak reference keeps its address from being reused
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all storages that are not freed yet."""
+        return sum(num_bytes for storage, num_bytes in self._made.values() if not storage.expired())
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = _storage(tensor)
+                seen = StorageWeakRef(storage)
+                if seen.cdata not in self._left_out:
+                    self._made[seen.cdata] = seen, storage.nbytes()
+        return result
 
 
 class _Kept:

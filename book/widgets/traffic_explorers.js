@@ -8,7 +8,7 @@ import * as plan_bytes from "../twin/plan_bytes.js";
 import { Moves, Schedule } from "../twin/schedule.js";
 import { durationOf, moveTimes } from "../twin/simulate.js";
 
-const { min, max, ceil, floor } = Math;
+const { min, max, ceil } = Math;
 const HUES = ["var(--x1)", "var(--x2)", "var(--x0)", "var(--x3)"];
 const DASHES = ["2 3", "7 4", "", "10 3 2 3"];
 const [SMALLEST, LARGEST] = [1e3, 1e10];
@@ -197,69 +197,77 @@ explorer("server_explorer", {
 });
 
 // # the order of a mesh's axes
-const AXES = ["pp", "dp", "tp"];
-const ORDERS = ["pp dp tp", "dp pp tp", "pp tp dp", "dp tp pp", "tp pp dp", "tp dp pp"];
-const AXIS_HUES = { pp: "var(--x0)", dp: "var(--x1)", tp: "var(--x3)" };
+const AXES = ["pp", "dp", "cp", "tp", "ep"];
+const ORDERS = ["pp dp cp tp", "dp cp pp tp", "pp tp dp cp", "dp cp tp pp", "tp pp dp cp", "tp dp cp pp"];
 
-/** What a rank of a middle stage sends along each axis: as hybrid_sent_bytes has it, without embedding and loss. */
-function sentAlong({ pp, dp, tp }, { layers, width, tokens, batches }) {
-  const activations = 2 * tokens * width;
-  return {
-    pp: pp > 1 ? 2 * batches * activations : 0,
-    dp: plan_bytes.sharded_sent_bytes(0, dp, (2 * layers * 12 * width ** 2) / (pp * tp)),
-    tp: (batches * layers * plan_bytes.tensor_parallel_sent_bytes(tp, activations)) / pp,
-  };
+/** What a rank of a middle stage sends along each axis, and last its experts' gradients: as sent_along has it. */
+function sentAlong({ pp, dp, cp, tp, ep }, { layers, width, tokens, batches, experts, choices }) {
+  const [n, often, reduced] = [(2 * tokens * width) / cp, (batches * layers) / pp, plan_bytes.sharded_sent_bytes];
+  const weights = (2 * layers * width ** 2) / pp;
+  return [
+    pp > 1 ? 2 * batches * n : 0,
+    reduced(0, dp * cp, (12 * weights) / tp),
+    cp > 1 ? (often * (6 * cp - 4) * n) / tp : 0,
+    often * plan_bytes.tensor_parallel_sent_bytes(tp, n),
+    (often * 4 * choices * n * (ep - 1)) / ep / tp,
+    ep > 1 ? reduced(0, (dp * cp * tp) / ep, (2 * experts * weights) / ep) : 0,
+  ];
 }
 
-/** Which part of the hops along each axis leads to another node, if ranks are numbered by this order of the axes. */
-function crossing(order, sizes, per_node) {
+/** Which part of the hops along each of them leads to another node. All sizes are powers of two. */
+function crossing(order, sizes, node) {
+  const { pp, dp, cp, tp, ep } = sizes;
   const names = order.split(" ");
   const stride = axis => names.slice(names.indexOf(axis) + 1).reduce((all, name) => all * sizes[name], 1);
-  const total = AXES.reduce((all, axis) => all * sizes[axis], 1);
-  const share = axis => {
-    const [size, step] = [sizes[axis], stride(axis)];
-    const hops = range(total).map(rank => {
-      const at = floor(rank / step) % size;
-      const next = rank + ((at + 1) % size - at) * step;
-      return axis === "pp" && at === size - 1 ? null : floor(rank / per_node) !== floor(next / per_node);
-    });
-    const made = hops.filter(hop => hop !== null);
-    return made.length && size > 1 ? made.filter(Boolean).length / made.length : 0;
-  };
-  return Object.fromEntries(AXES.map(axis => [axis, share(axis)]));
+  const ring = (step, size, on) => (step * size > on && size > 1 ? min(1, step / on) : 0);
+  const spread = ring(stride("pp"), pp, node);
+  // so many neighbours of a stage's ranks are on one node
+  const near = node <= stride("pp") ? node : max(stride("pp"), node / pp);
+  return [
+    spread && (spread * pp - 1) / (pp - 1),
+    ring(stride("cp"), dp * cp, node),
+    ring(stride("cp"), cp, node),
+    ring(stride("tp"), tp, node),
+    ep > 1 ? (ep - min(ep, near)) / (ep - 1) : 0,
+    ring(ep, (dp * cp * tp) / ep, near),
+  ];
 }
 
-function ordered(chosen, { model }) {
-  const sent = sentAlong(chosen, model);
+function ordered({ per_node, order: wanted, ...sizes }, { model }) {
+  sizes.ep = min(sizes.ep, sizes.dp * sizes.cp * sizes.tp);
+  const sent = sentAlong(sizes, model);
+  const ranks = sizes.pp * sizes.dp * sizes.cp * sizes.tp;
   const all = ORDERS.map(order => {
-    const shares = crossing(order, chosen, chosen.per_node);
-    const across = AXES.map(axis => sent[axis] * shares[axis]);
+    const across = crossing(order, sizes, per_node).map((share, i) => share * sent[i]);
+    across[1] += across.pop();
     return { order, across, total: sum(across) };
   });
-  const now = all.find(one => one.order === chosen.order);
-  return { all, now, sent, least: min(...all.map(one => one.total)), ranks: chosen.pp * chosen.dp * chosen.tp };
+  const now = all.find(one => one.order === wanted);
+  sent[1] += sent.pop();
+  return { all, now, sent, least: min(...all.map(one => one.total)), ranks };
 }
 
-function drawAxes(field, W, { all, now }, { per_node }) {
+function drawAxes(field, W, { all, now, sent }, { per_node }) {
   const row = one => ({
     label: one.order.replaceAll(" ", ", "),
-    parts: AXES.map((axis, i) => [one.across[i], AXIS_HUES[axis]]),
+    parts: one.across.map((many, i) => [many, `var(--x${i})`]),
     text: trim(bytes(one.total)),
     best: one === now,
   });
-  bars(field, W, all.map(row), 92);
+  bars(field, W, all.map(row), 104);
   const legend = make("div.lk-keys lk-small", field);
-  for (const axis of AXES) {
+  AXES.forEach((axis, i) => {
+    if (!sent[i]) return;
     const one = make("span", legend);
-    make("i", one, { style: `background:${AXIS_HUES[axis]}` });
+    make("i", one, { style: `background:var(--x${i})` });
     one.append(axis);
-  }
+  });
   make("span", legend, {}, `outermost axis first; nodes of ${per_node}`);
 }
 
 function tellAxes({ now, sent, least, ranks }, { per_node }) {
   const crossed = AXES.filter((_, i) => now.across[i]);
-  const inside = AXES.filter(axis => sent[axis] && !crossed.includes(axis));
+  const inside = AXES.filter((_, i) => sent[i] && !now.across[i]);
   const nodes = num(ceil(ranks / per_node), "node");
   const stays = inside.length ? `; ${and(inside)} ${inside.length > 1 ? "stay" : "stays"} inside` : "";
   const many = now.total / least;
@@ -272,8 +280,8 @@ function tellAxes({ now, sent, least, ranks }, { per_node }) {
   ];
 }
 
-const figuresOfAxes = ({ now, sent }) => AXES.map((axis, i) => {
-  return [trim(bytes(now.across[i])), `to other nodes, of ${trim(bytes(sent[axis]))} along ${axis}`];
+const figuresOfAxes = ({ now, sent }) => AXES.flatMap((axis, i) => {
+  return sent[i] ? [[trim(bytes(now.across[i])), `to other nodes, of ${trim(bytes(sent[i]))} along ${axis}`]] : [];
 });
 
 explorer("axes_explorer", {

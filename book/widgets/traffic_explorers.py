@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from book.collectives import COLLECTIVES, ring_all_reduce
-from book.cost import Link, sharded_sent_bytes, tensor_parallel_sent_bytes
-from book.mesh import AXES, Mesh
+from book.cost import Link, context_parallel_sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes
+from book.mesh import Mesh
 from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.widgets.explorer import Dial, Explorer, decades
@@ -127,44 +127,66 @@ class ServerExplorer(Explorer):
 
 
 # the order of a mesh's axes
-MODEL = {"layers": 80, "width": 8192, "tokens": 4096, "batches": 16}  # 16-bit numbers, a sequence in a micro-batch
+AXES = ("pp", "dp", "cp", "tp", "ep")
+ORDERS = tuple(map(" ".join, permutations(("pp", "dp cp", "tp"))))  # a replica's sequences stay around its tokens
+# 16-bit numbers, a sequence in a micro-batch. With ep, each layer has experts beside its MLP, each a quarter as wide.
+MODEL = {"layers": 80, "width": 8192, "tokens": 4096, "batches": 16, "experts": 16, "choices": 2}
 
 
-def axes_explorer(pp: int = 4, dp: int = 8, tp: int = 8, ranks_per_node: int = 8, *,
+def axes_explorer(pp: int = 4, dp: int = 8, tp: int = 8, ranks_per_node: int = 8, *, cp: int = 1, ep: int = 1,
                   title: str = "Which axes cross the network?") -> AxesExplorer | Live:
     """Bytes across nodes of a large transformer's step, by the order of the axes, which the reader chooses.
 
-    The arguments are what it opens with, pp outermost. The model is that of chapter 7, `MODEL`. Raises ValueError for
-    sizes that are no powers of two up to 16 (pp, tp) or 32 (dp).
+    The arguments are what it opens with, pp outermost. The model is that of chapter 7, `MODEL`, without experts where
+    ep is 1; else its experts are on `ep` neighbours among a stage's ranks. Raises ValueError for sizes that are no
+    powers of two up to 16 (pp, cp, tp, ep) or 32 (dp).
     """
-    return show(AxesExplorer({"pp": pp, "dp": dp, "tp": tp}, ranks_per_node, title))
+    return show(AxesExplorer({"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep}, ranks_per_node, title))
 
 
 def sent_along(sizes: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that a rank of a middle stage sends along each axis, as `book.cost.hybrid_sent_bytes` counts them."""
-    pp, dp, tp = (sizes[axis] for axis in AXES)
-    activations, per_layer = 2 * MODEL["tokens"] * MODEL["width"], 12 * MODEL["width"] ** 2
+    """Bytes that a rank of a middle stage sends along each axis, as `book.cost` has them, without embedding and loss.
+
+    dp has the gradients of all weights but the experts', which are along "efsdp"; cp is a ring; ep sends tokens to
+    their experts and back, forward and backward (lepikhin2020), where each rank of tp has its part of them.
+    """
+    pp, dp, cp, tp, ep = (sizes[axis] for axis in AXES)
+    ep = min(ep, dp * cp * tp)
+    activations, per_layer = 2 * MODEL["tokens"] * MODEL["width"] / cp, 12 * MODEL["width"] ** 2
+    layers, often = MODEL["layers"] / pp, MODEL["batches"] * MODEL["layers"] / pp
+    experts = 2 * layers * MODEL["experts"] * 2 * MODEL["width"] ** 2 / ep if ep > 1 else 0.0
     return {"pp": 2 * MODEL["batches"] * activations if pp > 1 else 0.0,
-            "dp": sharded_sent_bytes(0, dp, 2 * MODEL["layers"] * per_layer / (pp * tp)),
-            "tp": MODEL["batches"] * MODEL["layers"] * tensor_parallel_sent_bytes(tp, activations) / pp}
+            "dp": sharded_sent_bytes(0, dp * cp, 2 * layers * per_layer / tp),
+            "cp": often * sum(context_parallel_sent_bytes("ring", cp, activations / tp, activations / tp)),
+            "tp": often * tensor_parallel_sent_bytes(tp, activations),
+            "ep": often * 4 * MODEL["choices"] * activations / tp * (ep - 1) / ep,
+            "efsdp": sharded_sent_bytes(0, dp * cp * tp // ep, experts)}
 
 
 def across(sizes: Mapping[str, int], order: str, ranks_per_node: int) -> dict[str, float]:
-    """Bytes of `sent_along` that go to other nodes, on average over the hops along each axis."""
+    """Bytes of `sent_along` that go to other nodes, on average over the hops along each axis; dp has efsdp's too."""
     mesh = Mesh.of({axis: sizes[axis] for axis in order.split()}, ranks_per_node=ranks_per_node)
     found = {}
     for axis, num_bytes in sent_along(sizes).items():
-        hops = list(_hops(mesh, axis))
+        hops = list(_hops(mesh, axis, sizes["ep"]))
         crossing = sum(mesh.crosses(hop) for hop in hops)
         found[axis] = num_bytes * crossing / max(1, len(hops))
+    found["dp"] += found.pop("efsdp")
     return found
 
 
-def _hops(mesh: Mesh, axis: str) -> Iterator[tuple[int, int]]:
-    """Each rank and the next one of its group; behind the last it is the first, but not in a pipeline."""
-    for group in mesh.groups(axis):
+def _hops(mesh: Mesh, axis: str, ep: int) -> Iterator[tuple[int, int]]:
+    """Who sends to whom: each rank to the next of its group's ring or pipeline, or to all others of "ep"."""
+    if axis in ("ep", "efsdp"):
+        stages = mesh.groups("dp", "cp", "tp")
+        ep = min(ep, len(stages[0]))
+        groups = [stage[first:first + ep] if axis == "ep" else stage[first::ep] for stage in stages
+                  for first in (range(0, len(stage), ep) if axis == "ep" else range(ep))]
+    else:
+        groups = list(mesh.groups("dp", "cp") if axis == "dp" else mesh.groups(axis))
+    for group in groups:
         following = [*group[1:], group[0]][:len(group) - (axis == "pp")]
-        yield from ((src, dst) for src, dst in zip(group, following) if src != dst)
+        yield from permutations(group, 2) if axis == "ep" else ((a, b) for a, b in zip(group, following) if a != b)
 
 
 class AxesExplorer(Explorer):
@@ -175,9 +197,9 @@ class AxesExplorer(Explorer):
     def __init__(self, sizes: Mapping[str, int], ranks_per_node: int, title: str):
         powers = (1, 2, 4, 8, 16, 32)
         super().__init__(title, (
-            Dial("order", "outermost first", tuple(map(" ".join, permutations(AXES))), " ".join(AXES), "word"),
-            Dial("per_node", "ranks a node", powers[:5], ranks_per_node), Dial("pp", "pp", powers[:5], sizes["pp"]),
-            Dial("dp", "dp", powers, sizes["dp"]), Dial("tp", "tp", powers[:5], sizes["tp"])))
+            Dial("order", "outermost first", ORDERS, ORDERS[0], "word"),
+            Dial("per_node", "ranks a node", powers[:5], ranks_per_node),
+            *(Dial(axis, axis, powers if axis == "dp" else powers[:5], sizes[axis]) for axis in AXES)))
         self.sizes, self.ranks_per_node = dict(sizes), ranks_per_node
 
     def data(self, live: bool) -> dict[str, Any]:
@@ -186,13 +208,13 @@ class AxesExplorer(Explorer):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        sizes = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+        sizes = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1 or axis in "pp dp tp")
         return f"{self.title} {sizes}, {counted(self.ranks_per_node, 'rank')} a node"
 
     def words(self) -> str:
         """Bytes across nodes of each order and axis."""
         rows = []
-        for order in map(" ".join, permutations(AXES)):
+        for order in ORDERS:
             sent = across(self.sizes, order, self.ranks_per_node)
             rows.append((order.replace(" ", ", "), *(in_bytes(sent[axis]) for axis in AXES),
                          in_bytes(sum(sent.values()))))
