@@ -322,7 +322,8 @@ def test_the_recipes_thresholds_follow_from_the_machine() -> None:
     assert f"{round(reached / 50e9, -2):,.0f} tokens at 50 GB/s" in words
     assert f"{round(reached / 400e9, -2):,.0f} where a node's eight cards" in words
     for name, flops_per_s, size, said in (("llama3-70b", 518e12, 8, "for the 70B model ($F = 518$ TFLOP/s)"),
-                                          ("llama3-8b", 436e12, 8, "for 8B (436)"), ("llama3-8b", 436e12, 4, "for 8B.")):
+                                          ("llama3-8b", 436e12, 8, "for 8B (436)"),
+                                          ("llama3-8b", 436e12, 4, "for 8B.")):
         layer = MODELS[name].width / MODELS[name].sizes.layer_parameters
         assert f"{100 * 8 / 3 * (size - 1) * layer * flops_per_s / 274e9:.0f} % {said}" in words
     assert all(pipeline_bubble(p, 4 * p) < 1 / 5 for p in range(2, 33)) and "a fifth of the step is idle" in words
