@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     stopped_s: float | None
 
 
-class Report(NamedTuple):
+class HostReport(NamedTuple):
     """What the judge of a host says at `time_s`, by its own clock: those of hosts differ."""
     number: int
     time_s: float
@@ -80,18 +80,18 @@ class Exchange:
         self.host = first.host
         self._others = [host for host in (range(first.num_hosts) if self.host == 0 else (0,)) if host != self.host]
         self._address, self._prefix = first.store, f"lockstep/{attempt}/"
-        self._own, self._over, self._ready = Report(0, time.monotonic()), threading.Event(), threading.Event()
-        self._heard: dict[int, tuple[Report, float]] = {}
+        self._own, self._over, self._ready = HostReport(0, time.monotonic()), threading.Event(), threading.Event()
+        self._heard: dict[int, tuple[HostReport, float]] = {}
         threading.Thread(target=self._run, daemon=True).start()
 
     def tell(self, ranks: tuple[Seen, ...], calls: Calls, ends: bool) -> int:
-        """Have this told next, as in Report; returns the report's number."""
+        """Have this told next, as in HostReport; returns the report's number."""
         heard = {host: report.number for host, (report, _) in list(self._heard.items())}
-        self._own = Report(self._own.number + 1, time.monotonic(), ranks, calls, ends, heard)
+        self._own = HostReport(self._own.number + 1, time.monotonic(), ranks, calls, ends, heard)
         self._ready.set()
         return self._own.number
 
-    def heard(self) -> list[tuple[Report, float]]:
+    def heard(self) -> list[tuple[HostReport, float]]:
         """The newest report of each host that is heard, and when it came."""
         now_s = time.monotonic()
         return [(report, came_s) for report, came_s in list(self._heard.values()) if now_s < came_s + SILENT_S]
@@ -136,7 +136,7 @@ class Exchange:
             self._heard[host] = report, now_s
 
 
-def ranks_of(report: Report, came_s: float) -> dict[int, Elsewhere]:
+def ranks_of(report: HostReport, came_s: float) -> dict[int, Elsewhere]:
     """The ranks of a report, with times of this host's clock. They are late by what the report was under way."""
     by_s = came_s - report.time_s
 
