@@ -40,10 +40,10 @@ class HostReport(NamedTuple):
     """What the judge of a host says at `time_s`, by its own clock: those of hosts differ."""
     number: int
     time_s: float
-    ranks: tuple[Seen, ...] = ()
-    calls: Mapping[Group, Mapping[int, CollectiveCall]] = {}  # their last ones
-    ends: bool = False  # whether all judges are to end their ranks
-    heard: Mapping[int, int] = {}  # the number of the last report of each host that has been read
+    ranks: tuple[Seen, ...]
+    calls: Calls  # their last ones
+    ends: bool  # whether all judges are to end their ranks
+    heard: Mapping[int, int]  # the number of the last report of each host that has been read
 
 
 @dataclass
@@ -73,14 +73,16 @@ def seen(member: Member, folder: Path, now_s: float) -> Seen:
 class Exchange:
     """A thread that writes this host's report into the store again and again, and reads those of others.
 
-    Host 0 reads all, another one that of host 0. Where the store is gone nothing is heard any more.
+    Host 0 reads all, another one that of host 0. Where the store is gone nothing is heard any more. Reports are
+    pickled, as the objects of torch's own collectives are: whoever can write to the store is part of the job.
     """
 
     def __init__(self, first: Told, attempt: str) -> None:
         self.host = first.host
         self._others = [host for host in (range(first.num_hosts) if self.host == 0 else (0,)) if host != self.host]
         self._address, self._prefix = first.store, f"lockstep/{attempt}/"
-        self._own, self._over, self._ready = HostReport(0, time.monotonic()), threading.Event(), threading.Event()
+        self._own = HostReport(0, time.monotonic(), (), {}, False, {})
+        self._over, self._ready = threading.Event(), threading.Event()
         self._heard: dict[int, tuple[HostReport, float]] = {}
         threading.Thread(target=self._run, daemon=True).start()
 
