@@ -240,6 +240,8 @@ class Judge:
             self._told_failure = True
             self._say_what_differs(settled=True)
             self._say(ending.failure(list(self._all().values()), self._hang(), self._told_mismatch))
+            if self._exchange and all(member.is_victim for member in failed):
+                self._say("what happened to that peer is said on its host")
             self._keep(runs.FAILED)
 
 
