@@ -426,7 +426,7 @@ def test_the_clock_continues_in_another_run(show: Callable) -> None:
 @pytest.mark.parametrize("options", [{"color_scheme": "dark", "width": 390}, {}])
 def test_calls_open_at_their_end_and_are_told_one_by_one(show: Callable, options: dict[str, Any]) -> None:
     page = show(Calls(made_up(4, 2, "backward", num_steps=9), end="rank 2 is late"), reduced_motion="reduce", **options)
-    assert caption(page) == "rank 2 is late" and state(page)["step"] == state(page)["steps"] == "9"
+    assert caption(page) == "Rank 2 is late" and state(page)["step"] == state(page)["steps"] == "9"
     assert captions(page)[1:9] == [
         "Rank 2 comes last, 20 ms after the one before it and 20 ms after the first."] * 8
     assert page.locator(".lk-key span").all_inner_texts() == [

@@ -223,7 +223,7 @@ def bar(machine: str, software: str, experts: bool, staged: bool = False) -> tup
     words = f"{software}{' pipelines' * (staged and not experts)} on {whose}{' with experts' * experts}"
     if wide > 1:
         words = f"few or no {words}, and others"
-    return tuple(map(float, found)), words
+    return tuple(round(float(factor), 4) for factor in found), words  # which pages carry for each GPU and software
 
 
 def _evenly(some: Measured) -> np.ndarray:
