@@ -98,15 +98,22 @@ def interrupt_often(moments_s: list[float]) -> list[int]:
         client.execute_interactive(CHECK, timeout=60, output_hook=lambda message: None)
         kept = marked(mark)  # the kernel, and what its launches share
         for moment_s in moments_s:
-            client.execute(RUN)
+            asked = client.execute(RUN)
             time.sleep(moment_s)
             manager.interrupt_kernel()
             left.append(left_of(mark, kept))
+            wait_for_end(client, asked)
         printed: list[str] = []
         client.execute_interactive(CHECK, timeout=60, output_hook=lambda message: printed.append(
-            message["content"].get("text", "")))
+            str(message["content"])))
         assert "launches again" in "".join(printed), printed
     return left
+
+
+def wait_for_end(client: BlockingKernelClient, asked: str) -> None:
+    """Wait for the reply to a cell: a kernel drops, without a word, what is sent to it before a failed cell has ended."""
+    while client.get_shell_msg(timeout=60)["parent_header"].get("msg_id") != asked:
+        pass
 
 
 def kill(manager: KernelManager) -> None:

@@ -409,7 +409,8 @@ def test_the_examples_run_unchanged_without_a_warning_and_leave_a_page(name: str
 def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(kind: str, phase: str, tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, SLOW, kind, ranks=2, options=())
     lines = said.splitlines()
-    assert status == 0 and re.match("  9 steps after the first: 1[5-9][0-9] ms in the median", lines[1]), printed
+    median = re.match(r"  9 steps after the first: (\d+) ms in the median", lines[1])
+    assert status == 0 and median and int(median[1]) >= 150, printed  # rank 1 sleeps for so long
     waiting = [int(share) for share in re.findall(r"rank \d (\d+)%", lines[2])]
     assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1]
     assert lines[3].startswith("  rank 1 is late: it came last to ")
