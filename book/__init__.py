@@ -46,6 +46,16 @@ without circles.
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
         __main__      `lockstep`, the one command: each of its words belongs to a part above
 
+The way of one chunk from its schedule to the screen, a room and a name a line:
+
+    collectives.ring_all_reduce      Schedule: its messages are Moves, made when they are first asked for
+    launch(execute, …) or simulate   each Move is sent by a real rank, or timed on a link: Events
+    record                           what ranks have emitted, put in the order of cause and effect: Trace
+    widgets.player_run.read_run      facts: which message brings which chunk, and who holds what after each step
+    widgets.player_words             words: phases, what a message does, how the run ends
+    widgets.player, widgets.page     JSON and HTML: the facts and words, and a list for readers without scripts
+    player.js, chunks.js             the picture at a moment, and "rank 0 sends chunk 0 to rank 1" before the words
+
 Only device, tap, audit, launch, job, doctor, record, execute, shards, wire and parallel import torch: everything else
 imports without it.
 """

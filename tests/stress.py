@@ -111,7 +111,7 @@ def interrupt_often(moments_s: list[float]) -> list[int]:
 
 
 def wait_for_end(client: BlockingKernelClient, asked: str) -> None:
-    """Wait for the reply to a cell: a kernel drops, without a word, what is sent to it before a failed cell has ended."""
+    """Wait for the reply to a cell: a kernel drops, without a word, what it gets before a failed cell has ended."""
     while client.get_shell_msg(timeout=60)["parent_header"].get("msg_id") != asked:
         pass
 

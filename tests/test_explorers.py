@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,14 +34,32 @@ from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, c
                            paint, state)
 
 LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of chapter 2's backward
-MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
-          "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,
-          "axes_explorer": axes_explorer, "load_explorer": load_explorer}
-# the dial to turn, and to what; else ranks
-TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6), "load_explorer": ("experts", 2)}
-COMPUTED = {"axes_explorer", "load_explorer"}  # by a formula
-each = pytest.mark.parametrize("name", MAKERS)
-some_explorers = pytest.mark.parametrize("name", first(*MAKERS, num=2))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the tests of all explorers need to know of one."""
+
+    make: Callable[[], Any]
+    says: str  # in its sentence once `dial` is turned to its value number `to`
+    dial: str = "ranks"
+    to: int = 10
+    how: str = "simulated"  # or computed, by a formula
+    rows: int = 5  # of the table without JavaScript, its head included
+    colours: tuple[str, ...] = ("x0", "x1", "x2", "x3")  # that have to stand out
+
+
+EXPLORERS = {
+    "race_explorer": Row(race_explorer, "on 12 ranks"),
+    "pipeline_explorer": Row(pipeline_explorer, "on 12 ranks", colours=("kF", "kB")),
+    "server_explorer": Row(server_explorer, "of 8 machines", "machines", 6),
+    "bucket_explorer": Row(lambda: bucket_explorer(LAYERS), "on 12 ranks", rows=9, colours=("kF", "kB")),
+    "sharding_explorer": Row(sharding_explorer, "on 12 ranks", colours=("kF", "kB")),
+    "axes_explorer": Row(axes_explorer, "on 128 ranks", "dp", 2, "computed", 7),
+    "load_explorer": Row(load_explorer, "of 16 experts", "experts", 2, "computed", 6)}
+COMPARED: set[str] = set()  # explorers whose script a test below holds to the package
+each = pytest.mark.parametrize("name", EXPLORERS)
+some_explorers = pytest.mark.parametrize("name", first(*EXPLORERS, num=2))
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
 TURN = """([label, to]) => {
   const all = [...document.querySelectorAll('.lk-dial :is(input, select)')];
@@ -52,6 +71,12 @@ TURN = """([label, to]) => {
   }
 }"""
 PICTURE = "document.querySelector('.lk-field').innerHTML"
+
+
+def compares(name: str) -> Callable[[Callable], Callable]:
+    """Mark the test that compares what an explorer's script answers with the package."""
+    COMPARED.add(name)
+    return lambda test: test
 
 
 def data_of(shown: Any) -> dict[str, Any]:
@@ -85,13 +110,14 @@ def test_without_javascript_times_stand_in_a_table() -> None:
 def test_every_explorer_is_tested() -> None:
     explorers = {kind.widget for kind in (*step_explorers.__dict__.values(), *traffic_explorers.__dict__.values())
                  if isinstance(kind, type) and issubclass(kind, Explorer) and kind is not Explorer}
-    assert explorers == set(MAKERS), "an explorer needs a row in MAKERS"
+    assert explorers == set(EXPLORERS), "an explorer needs a row in EXPLORERS"
+    assert explorers == COMPARED, "an explorer needs a test, marked with @compares, of its answers beside the package's"
 
 
 @each
 def test_the_html_is_the_same_every_time(name: str) -> None:
-    assert html_of(MAKERS[name]()) == html_of(MAKERS[name]())
-    assert len(html_of(MAKERS[name]()).encode()) < 5000
+    assert html_of(EXPLORERS[name].make()) == html_of(EXPLORERS[name].make())
+    assert len(html_of(EXPLORERS[name].make()).encode()) < 5000
 
 
 @pytest.mark.parametrize("make, words", [
@@ -111,7 +137,7 @@ def test_what_cannot_be_chosen_is_refused(make: Callable[[], Any], words: str) -
 
 @each
 def test_an_explorer_takes_no_trace(name: str) -> None:
-    shown = MAKERS[name]()
+    shown = EXPLORERS[name].make()
     with pytest.raises(TypeError, match="simulates what the reader chooses"):
         getattr(shown, "shown", shown).with_trace(None)
 
@@ -138,6 +164,7 @@ def seconds(name: str, chosen: dict[str, Any], num_bytes: float) -> float:
     return trace.duration_s or 0.0
 
 
+@compares("race_explorer")
 def test_the_race_takes_what_the_package_simulates(show: Callable) -> None:
     """On drawn links, some of them slow; and where ring and tree take the same time they do so in the package too."""
     draw, page = random.Random(7), show(race_explorer())
@@ -166,6 +193,7 @@ def test_ring_and_tree_cross_where_the_formula_of_chapter_3_says(show: Callable,
     assert page.evaluate(RACE, [chosen, data])[3] == [2] * 4, "straight lines are simulated at three sizes"
 
 
+@compares("pipeline_explorer")
 def test_the_pipeline_takes_what_the_package_simulates(show: Callable) -> None:
     page = show(pipeline_explorer())
     places = {dial["label"]: dial["values"] for dial in data_of(pipeline_explorer())["dials"]}
@@ -202,6 +230,7 @@ def drawn_links(draw: random.Random) -> dict[str, Any]:
             "bandwidth_bytes_per_s": 10 ** draw.uniform(7, 12)}
 
 
+@compares("server_explorer")
 def test_servers_take_what_the_package_simulates(show: Callable) -> None:
     draw, page = random.Random(3), show(server_explorer())
     jobs = [{**drawn_links(draw), "servers": draw.randint(1, 16), "num_bytes": 10 ** draw.uniform(3, 10)}
@@ -216,6 +245,7 @@ def test_servers_take_what_the_package_simulates(show: Callable) -> None:
             ] == [(4 + k - 2) / k * 400e6 for k in (1, 2, 4)], "as chapter 15 derives it"
 
 
+@compares("axes_explorer")
 def test_axes_cross_as_the_package_counts(show: Callable) -> None:
     """The package goes from hop to hop of the mesh; the page has closed forms for powers of two."""
     draw, page, data = random.Random(4), show(axes_explorer()), data_of(axes_explorer())
@@ -239,6 +269,7 @@ def test_axes_send_what_a_rank_of_a_mesh_sends() -> None:
             {**want, "ep": 0, "efsdp": 0})
 
 
+@compares("load_explorer")
 def test_experts_get_what_tokens_that_draw_them_choose(show: Callable) -> None:
     page, draw = show(load_explorer()), random.Random(1)
     jobs = [{"experts": draw.choice((4, 8, 16)), "top_k": draw.choice((1, 2)), "skew": draw.choice((1, 3, 20)),
@@ -255,6 +286,7 @@ def test_experts_get_what_tokens_that_draw_them_choose(show: Callable) -> None:
         assert (drawn.flatten().bincount(minlength=n) * n / drawn.numel()).tolist() == pytest.approx(loads, abs=0.06)
 
 
+@compares("bucket_explorer")
 def test_buckets_take_what_a_replay_of_a_recording_takes(show: Callable) -> None:
     """The twin against the package, and the package against `Replay`, which has the buckets from a recording."""
     draw, page = random.Random(5), show(bucket_explorer(LAYERS))
@@ -272,6 +304,7 @@ def test_buckets_take_what_a_replay_of_a_recording_takes(show: Callable) -> None
         assert [step_s, explorer.step_s(cap)] == pytest.approx([replayed.step_s] * 2, rel=1e-9)
 
 
+@compares("sharding_explorer")
 def test_sharded_steps_take_what_the_package_simulates(show: Callable) -> None:
     draw, page = random.Random(6), show(sharding_explorer())
     for _ in range(20):
@@ -288,15 +321,15 @@ def test_sharded_steps_take_what_the_package_simulates(show: Callable) -> None:
 # on the page
 @some_explorers
 def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show: Callable, name: str) -> None:
-    page = show(MAKERS[name]())
-    how = "computed" if name in COMPUTED else "simulated"
-    assert page.inner_text(".lk-head span") == f"{how} in this page"
+    page = show(EXPLORERS[name].make())
+    tested = EXPLORERS[name]
+    assert page.inner_text(".lk-head span") == f"{tested.how} in this page"
     before = page.evaluate(PICTURE), caption(page), figures(page)
     assert page.get_by_role("button", name="Reset").is_disabled()
-    turn(page, *TURNED.get(name, ("ranks", 10)))
+    turn(page, tested.dial, tested.to)
     after = page.evaluate(PICTURE), caption(page), figures(page)
     assert all(one != other for one, other in zip(before, after) if one), "an explorer may have no row of figures"
-    assert re.search("on 12 ranks|of 8 machines|on 128 ranks|of 16 experts", after[1].lower())
+    assert tested.says in after[1].lower()
     field, said = (page.locator(name).bounding_box() for name in (".lk-field", ".lk-caption"))
     assert said["y"] >= field["y"] + field["height"], "the sentence stands below the picture"
     click(page, "Reset")
@@ -305,8 +338,8 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
 
 @some_explorers
 def test_dials_take_keys_and_say_their_values(show: Callable, name: str) -> None:
-    page = show(MAKERS[name]())
-    label = TURNED.get(name, ("ranks", 10))[0]
+    page = show(EXPLORERS[name].make())
+    label = EXPLORERS[name].dial
     dial = page.get_by_role("slider", name=label, exact=True)
     before = dial.get_attribute("aria-valuetext")
     dial.focus()
@@ -336,23 +369,21 @@ def test_interleaving_takes_whole_groups_of_micro_batches(show: Callable) -> Non
 @some_explorers
 def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
     width, theme = int(view.split()[0]), view.split()[1]
-    page = show(MAKERS[name](), width=width, color_scheme=theme)
+    page = show(EXPLORERS[name].make(), width=width, color_scheme=theme)
     paint(page, theme)
-    label = TURNED.get(name, ("ranks", 10))[0]
+    label = EXPLORERS[name].dial
     for at in (0, 2, int(page.get_by_role("slider", name=label, exact=True).get_attribute("max"))):
         turn(page, label, at)
         assert_readable(page, f"{name}, {at}")
         assert page.evaluate(f"document.querySelector('{PLAYER}').scrollWidth <= {width}")
     assert axe_finds(page) == ""
-    colours = ["x0", "x1", "x2", "x3"] if name in ("race_explorer", *TURNED) else ["kF", "kB"]
-    assert min(contrasts(page, colours, ["bg"]).values()) >= 3
+    assert min(contrasts(page, list(EXPLORERS[name].colours), ["bg"]).values()) >= 3
 
 
 @some_explorers
 def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> None:
-    page = show(MAKERS[name](), wait=False, java_script_enabled=False)
-    rows = {"server_explorer": 5, "bucket_explorer": 9, "axes_explorer": 7, "load_explorer": 6}.get(name, 5)
-    assert page.locator("table").is_visible() and page.locator("tr").count() == rows
+    page = show(EXPLORERS[name].make(), wait=False, java_script_enabled=False)
+    assert page.locator("table").is_visible() and page.locator("tr").count() == EXPLORERS[name].rows
 
 
 # a reader's own recording
