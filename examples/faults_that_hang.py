@@ -401,6 +401,20 @@ def a_group_that_one_rank_makes() -> None:
         dist.new_group([0, 1])
 
 
+def a_group_that_one_rank_destroys() -> None:
+    """One rank destroys a group that another one still uses.
+
+    Make all calls of a group on all of its ranks, then destroy it.
+    """
+    rank = start()
+    pair = dist.new_group([0, 1])
+    if rank == 1:
+        dist.destroy_process_group(pair)
+    if rank == 0:
+        dist.barrier(group=pair)
+    dist.barrier()
+
+
 def a_collective_for_the_log() -> None:
     """One rank alone gathers numbers for its log.
 
@@ -687,6 +701,7 @@ GROUPS: dict[str, list[Program]] = {
     ],
     "Groups": [
         two_groups_in_two_orders, a_group_without_one_of_its_ranks, a_group_that_one_rank_makes,
+        a_group_that_one_rank_destroys,
     ],
     "Sends and receives": [
         all_send_first, all_receive_first, all_send_and_receive_on_one_side, requests_that_are_waited_for_too_early,

@@ -54,6 +54,8 @@ EXPECTED = {
     "a_group_without_one_of_its_ranks": ("rank 2 returned without it", "dist.all_reduce(torch.ones(4), group=pair)"),
     "a_group_that_one_rank_makes": ("rank 0 waits in new_group([0, 1]); ranks 1, 2 returned without it",
                                     "dist.new_group([0, 1])"),
+    "a_group_that_one_rank_destroys": ("rank 0 waits in barrier(); rank 1 has destroyed that group without calling it",
+                                       "dist.destroy_process_group(pair)"),
     "all_send_first": ("ranks 0, 1, 2 all send first", "dist.send(torch.ones(4), dst=(rank + 1) % 3)"),
     "all_receive_first": ("ranks 0, 1, 2 all receive first", "dist.recv(torch.ones(4), src=(rank - 1) % 3)"),
     "all_send_and_receive_on_one_side": ("each has sent, but not to the rank that waits for it",
@@ -163,7 +165,8 @@ def test_a_faulty_program_gets_the_message_on_the_page(program: faults.Program) 
     if program is faults.hang.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
     on_page = f"#### {faults.title(program)}\n{SECTIONS[program.__name__]}"
-    assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
+    assert on_page.rstrip() == faults.section(program, said).rstrip(), (
+        f"run `python examples/faults.py --page {program.__name__}`")
 
 
 def test_the_keys_that_a_rank_waits_for_are_read_from_each_call_of_a_store() -> None:

@@ -66,6 +66,17 @@ def test_a_dropped_request_whose_message_nobody_waits_for_is_not_the_cause() -> 
     assert said == "rank 1 waits in recv from rank 2, which has returned"
 
 
+def test_a_rank_that_has_destroyed_a_group_is_named_unless_it_has_ended() -> None:
+    pair, world = Group("1", (0, 1)), Group("0", (0, 1, 2))
+    calls = {pair: {0: _call(1, "barrier")}, world: {1: _call(1, "barrier"), 2: _call(1, "barrier")}}
+    destroyed = {"destroyed": {pair: "code.py line 5"}}
+    said, = causes(Hang([waits_in("barrier"), waits_in("barrier")._replace(**destroyed), waits_in("barrier")], calls))
+    assert said.startswith("rank 0 waits in barrier(); rank 1 has destroyed that group without calling it")
+    assert said.endswith("Look at code.py line 5")
+    said, = causes(Hang([waits_in("barrier"), FINISHED._replace(**destroyed)], {pair: calls[pair]}))
+    assert "rank 1 returned without it" in said
+
+
 def test_each_cause_says_what_it_looks_for() -> None:
     looks = [look for row in CAUSES for look in row]
     assert len(set(looks)) == len(looks) and all(look.__doc__ for look in looks)

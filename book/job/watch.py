@@ -23,11 +23,8 @@ from book.launch import children, files, history, where
 from book.launch.agreement import last_calls
 from book.launch.board import Board
 from book.launch.child import Failure
-from book.launch.history import CallCounter
-from book.launch.left_out import Models
 from book.launch.peers import Peers
-from book.launch.report import Stillness, report
-from book.launch.requests import Requests
+from book.launch.report import Stillness, report, take_notes
 from book.tap import Op, Subscriber
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Group, Standing
@@ -74,7 +71,9 @@ class Watch:
         audit.start(is_received=exchanged.is_received)
         self._noted = note(mapped(told.ring_file(folder, first.rank)))
         compared: tuple[Subscriber, ...] = (self._compared, exchanged)
-        for subscriber in (Peers(), CallCounter(), Requests(), Models(), self._totals, *compared):
+        tap.subscribe(Peers())
+        take_notes()
+        for subscriber in (self._totals, *compared):
             tap.subscribe(subscriber)
         for subscriber in compared:  # a process that the script forks is no rank: it writes nothing on the board
             os.register_at_fork(after_in_child=functools.partial(tap.unsubscribe, subscriber))

@@ -23,6 +23,7 @@
     history    how often each line has called a collective, or run a model in DDP
     around     what stands around a line and decides whether a rank reaches it: a condition, a loop, an `except`
     requests   which call made a request, and which requests a rank has dropped
+    destroyed  groups that a rank has destroyed
     left_out   parameters under DDP that a rank's loss leaves out
     children   processes that ranks start, as a DataLoader does: what each is doing, how one has died
     explain    errors of torch in plain words, with names and lines that the rank knows

@@ -26,12 +26,9 @@ from book import audit, tap
 from book.launch import children, explain, family, files, kept, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
-from book.launch.history import CallCounter
-from book.launch.left_out import Models
 from book.launch.messages import MessageAgreement
 from book.launch.peers import Peers
-from book.launch.report import Stillness, report
-from book.launch.requests import Requests
+from book.launch.report import Stillness, report, take_notes
 from book.launch.transfer import Packed, SharedFile
 
 FIRST_SEED = 1000
@@ -145,7 +142,9 @@ def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) 
     if audited:
         audit.start(None if audited is True else audited, messages.is_received if messages else None)
     compared = (Agreement(board), messages) if board is not None and messages is not None else ()
-    for subscriber in (Peers(), CallCounter(), Requests(), Models(), *compared):
+    tap.subscribe(Peers())
+    take_notes()
+    for subscriber in compared:
         tap.subscribe(subscriber)
     for subscriber in compared:  # a process that this rank forks is no rank of this launch: it has no part in the board
         os.register_at_fork(after_in_child=lambda own=subscriber: tap.unsubscribe(own))

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from book import tap
 from book.audit import Notes
-from book.launch import blocked, children, history, left_out, pending, requests, rpc, stacks, threads, where
+from book.launch import blocked, children, destroyed, history, left_out, pending, requests, rpc, stacks, threads, where
 from book.launch.stacks import StackLine
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
@@ -30,8 +31,14 @@ def report(recorded: Callable[[], Any], notes: Callable[[], Notes | None], polle
     except Exception:
         seen = Standing(Doing(Kind.SILENT))
     seen = seen._replace(polled=polled, dropped=_dropped(), sent=_sent(), messages=requests.messages(),
-                         left_out=left_out.parameters())
+                         left_out=left_out.parameters(), destroyed=destroyed.groups())
     return Report(_with_history(seen), recorded(), notes())
+
+
+def take_notes() -> None:
+    """Have this process note, from now on, what its reports will say of the past."""
+    for noted in (history.CallCounter(), requests.Requests(), left_out.Models(), destroyed.Destroyed()):
+        tap.subscribe(noted)
 
 
 def _with_history(seen: Standing) -> Standing:

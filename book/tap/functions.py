@@ -23,6 +23,9 @@ def install() -> None:
         seen = _seen(getattr(distributed_c10d, name))
         for module in (distributed_c10d, dist):
             replace(module, name, seen)
+    destroys = _destroys(distributed_c10d.destroy_process_group)
+    for module in (distributed_c10d, dist):
+        replace(module, "destroy_process_group", destroys)
     replace(distributed_c10d, "get_group_rank", _named(distributed_c10d.get_group_rank))
     replace(DistributedDataParallel, "__init__", _wraps(DistributedDataParallel.__init__))
     replace(DistributedDataParallel, "__setstate__", _counts(DistributedDataParallel.__setstate__))
@@ -90,6 +93,21 @@ def _named(resolve: Callable[..., int]) -> Callable[..., int]:
         return resolve(group, global_rank)
 
     return get_group_rank
+
+
+def _destroys(destroy: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        known = list(distributed_c10d._world.pg_map)
+        gone = [group] if group in known else known if group is None else []
+        place = caller(sys._getframe(1)).place
+        owns = [calls_in(each).of(each) for each in gone]  # torch forgets their ranks
+        destroy(group)
+        for own in owns:
+            for told in LOG.destroyed:
+                told(own, place)
+
+    return destroy_process_group
 
 
 def _wraps(init: Callable[..., None]) -> Callable[..., None]:

@@ -146,6 +146,9 @@ class Subscriber:
     def named(self, rank: int, world_size: int) -> None:
         """A call is looking up the rank of the world that its caller has named, or is refused by raising here."""
 
+    def destroyed(self, group: OwnGroup, place: Place | None) -> None:
+        """The program destroys a group, at this line."""
+
     def wrapped(self, model: Any) -> None:
         """A model has been wrapped in DDP."""
 
@@ -169,6 +172,7 @@ class Log:
     follows: tuple[Callable[[Op], bool], ...]
     completes: tuple[Callable[[Op, torch.futures.Future[Any]], None], ...]
     named: tuple[Callable[[int, int], None], ...]
+    destroyed: tuple[Callable[[OwnGroup, Place | None], None], ...]
     wrapped: tuple[Callable[[Any], None], ...]
     unwrapped: tuple[Callable[[Any], None], ...]
     forward: tuple[Callable[[Any], None], ...]

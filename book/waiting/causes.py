@@ -180,6 +180,19 @@ def crossed_groups(hang: Hang) -> Iterator[str]:
             return
 
 
+def destroyed_groups(hang: Hang) -> Iterator[str]:
+    """Ranks that wait in a collective of a group that others have destroyed without having called it."""
+    for one in hang.missing:
+        alike: dict[str, list[int]] = {}
+        for rank in one.behind:
+            place = hang.ranks[rank].destroyed.get(one.group)
+            if place and not hang.ranks[rank].doing.returned:  # one that has ended has destroyed all of its own
+                alike.setdefault(place, []).append(rank)
+        for place, who in alike.items():
+            yield (f"{_wait_in(one)}; {named(who)} {agree('has', who)} destroyed that group without calling it: make "
+                   f"all of its calls before destroy_process_group. Look at {place}")
+
+
 def missed_collectives(hang: Hang) -> Iterator[str]:
     """Ranks that have not reached a collective: those that have returned, if any, else what each does instead."""
     for one in hang.missing:
@@ -270,6 +283,7 @@ def _circle(hang: Hang, first: int, verb: str) -> Iterator[str]:
 CAUSES: Sequence[Sequence[Look]] = (
     (dropped_requests,),
     (inside_the_process, processes_of_a_rank, calls_over_rpc, parameters_left_out),
+    (destroyed_groups,),
     (sends_astray, crossed_groups),
     (missed_collectives, out_of_step),
     (messages_without_a_match, uneven_messages),

@@ -87,6 +87,7 @@ class Standing(NamedTuple):
     messages: Mapping[tuple[str, int], int] = {}  # how many it has sent to, or received from, each rank: ("send", 1)
     children: Sequence[Child] = ()
     left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
+    destroyed: Mapping[Group, str] = {}  # groups, and the line that has destroyed each
     calls: Mapping[Group, History] = {}  # those that it has made in each group
     models: Sequence[Model] = ()  # those in DDP, in the order in which they were wrapped
 
