@@ -87,7 +87,7 @@ new-exercise: $(ALL_STAMP)
 lab: $(ALL_STAMP)
 	@$(BIN)/lockstep release labs -o student
 	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
-	@JUPYTER_CONFIG_PATH=book/authoring/jupyter $(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
+	@JUPYTER_CONFIG_PATH=book/authoring/jupyter $(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=ERROR --LabApp.log_level=ERROR $(AS_ROOT)
 
 bench: $(MORE_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks --keep

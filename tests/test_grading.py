@@ -44,6 +44,8 @@ def test_a_copy_keeps_every_cell_but_no_solution(path):
     copy = released(source)
     kept = [cell for cell in source.cells if not marks(cell).get("hidden")]
     assert len(copy.cells) == len(kept)
+    assert sum("Below each check stands what it prints when your answer is right" in cell.source
+               for cell in copy.cells) == 1, "its outputs are not the student's"
     for before, after in zip(kept, copy.cells):
         if before.cell_type == "code":
             kind = marks(before)["kind"]

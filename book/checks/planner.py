@@ -133,7 +133,9 @@ def _kept_in_a_block(want: float, counted: float, config: Any, layout: Layout) -
          "cut by rows: inputs and outputs of the norms are whole on each rank"),
         (counted * (16 * h + 4 + heads),
          "what lies between the cut layers is cut over tp too: the heads and the MLP's hidden units"),
-        (want - counted * 4, "each norm also keeps two numbers for each token"),
+        *[(want - counted * num, "each of the two norms also keeps two numbers for each token"
+           + ". Or is it attention's number for each head and token that is missing?" * (heads == num * t))
+          for num in (4, 2)],
         (want - counted * heads / t, "attention also keeps a number for each head and token"),
         (counted * h, "a block keeps only its input with full recomputation, but not here"),
         (want + counted * heads * (config.context - 1) / t, "attention computes its scores again in the backward: it "

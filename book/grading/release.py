@@ -21,7 +21,9 @@ UNCOMPARED = "nbval-ignore-output"
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
 EXPECTED = ".expected.json"
-_ON_THE_SITE = re.compile(r"To do the lab, run `make lab`[^\n]*\n+")
+_ON_THE_SITE = re.compile(r"To do the lab, run `make lab`[^\n]*\n")
+RIGHT = ("Below each check stands what it prints when your answer is right. Run the check, and its own output "
+         "takes that place.\n")
 _CITED, _SOURCES = re.compile(r"\s*\{cite\}`[^`]*`"), re.compile(r"```\{bibliography\}.*?```", re.DOTALL)
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -95,7 +97,7 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}", nbgrader)
         else:
-            without = _CITED.sub("", _ON_THE_SITE.sub("", cell.source))
+            without = _CITED.sub("", _ON_THE_SITE.sub(RIGHT, cell.source))
             cell.source = _SOURCES.sub("The sources are listed on the website's page of this lab.", without)
             cell.metadata.pop(KEY, None)
         cell.pop("attachments", None)
@@ -193,7 +195,9 @@ def readme(labs: Mapping[str, NotebookNode]) -> str:
     return f"""# Labs
 
 1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell,
-   then run the check below it. A check that fails says what is wrong.
+   then run the check below it. A check that fails says what is wrong. What stands below a check before you run it is
+   what it prints when your answer is right. A chapter that you open beside a lab shows its figures as lists of words
+   until you run its cells.
 2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If
    this folder is not the book's `student`, use its path instead:
 
