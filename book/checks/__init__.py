@@ -29,6 +29,7 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     best_layout          lab 10: the layout to choose
     multi_host           lab 11: variables of ranks on several hosts, a measured link, what crosses, who shares a card
     recovery             lab 12: the guilty rank, what a checkpoint holds and when it is whole, a run that goes on
+    quorum_steps         lab 12: steps with the replicas that are there: what counts, what divides it, who is healed
     frameworks           lab 14: what frameworks hide: accumulation, which rank sees which rows, uneven batches
     parameter_server     lab 15: what a server answers and when, and which pushes its steps are made of
     interleaved          lab 15: two calls at once, interleaved at every possible place
