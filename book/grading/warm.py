@@ -123,6 +123,7 @@ class Warm:
         """Whether they can make sandboxes here: a system may forbid user namespaces inside of user namespaces."""
         if any(place.is_relative_to(folder) for place in [*sandbox.pythons(), sandbox.BOOK] for folder in SCRATCH):
             return False  # a sandbox's own folder would hide it
+        self._process(NBVAL, ())  # it imports meanwhile
         try:  # in a process that the first exercise needs anyway: one costs seconds, and 500 MB
             self.enclosed(self.first, Limits()).end()
         except SandboxError:
