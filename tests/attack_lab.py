@@ -33,6 +33,7 @@ from book.grading import sandbox
 from book.grading.lab import code_cells, marks, points
 from book.grading.reference import ALLOWANCE_S
 from book.grading.warm import Warm
+from tests.once import once
 
 ATTACKS = Path(__file__).parent / "attacks"
 USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]
@@ -217,8 +218,11 @@ def attacks(kind: str) -> list[Attack]:
 @cache
 def forks_sandboxes() -> bool:
     """Whether warm processes can make sandboxes here; else grading starts each job in bubblewrap."""
-    with closing(Warm(attack_lab())) as warm:
-        return warm.works()
+    def forks() -> bool:
+        with closing(Warm(attack_lab())) as warm:
+            return warm.works()
+
+    return once("forks-sandboxes", forks)
 
 
 @dataclass

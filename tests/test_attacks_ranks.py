@@ -61,6 +61,7 @@ def test_a_ring_passes_after_all_of_them_and_nothing_is_left(sandboxes: WireRank
     assert over_the_wire(RING, sandboxes) == {}
     sandboxes.end()
     if sandboxes.warm:
+        assert len(sandboxes.warm.processes) == 2, "nbval's, and that of all sandboxes, the one tried first too"
         sandboxes.warm.close()
     assert not list(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
     assert not [one for one in psutil.process_iter(["cmdline"]) if PREFIX in " ".join(one.info["cmdline"] or [])]

@@ -1,6 +1,7 @@
 """`lockstep run`: real jobs of torchrun, unchanged scripts, and what is said of those that hang or fail."""
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ from book.job.judge import Judge
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
+from book.look import runs
+from book.look.timelines import OPTIMIZER, Timeline
+from book.look.told import timelines_told
 from book.waiting.counts import JOIN
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
@@ -239,13 +244,14 @@ else:
     net = DistributedDataParallel(net, bucket_cap_mb=0.0001)
 optimizer = SGD(net.parameters(), 0.01)
 data = torch.randn(40, 8, generator=torch.Generator().manual_seed(rank))
-for batch in DataLoader(data, 4, collate_fn=collate):
-    slow("other code")
-    if kind == "sharded":
-        slow("sharded")
-    net(batch).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+for kind in sys.argv[1:]:
+    for batch in DataLoader(data, 4, collate_fn=collate):
+        slow("other code")
+        if kind == "sharded":
+            slow("sharded")
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 if kind == "interrupted":
     print(end="trained\\n" * (rank == 0), flush=True)
     time.sleep(1000)
@@ -300,9 +306,11 @@ def left(folder: Path) -> list[str]:
     ("mismatch", "rank 1 calls broadcast(float32 [4], src=0) at train.py line 18: dist.broadcast"),
 ])
 def test_a_hang_is_told_once_and_ended_if_that_is_asked(kind: str, words: str, tmp_path: Path) -> None:
-    status, said, _ = job(tmp_path, SCRIPT, kind)
+    hang_s = 2 if kind == "loop" else 3  # it is told after six times as long, and takes a core meanwhile
+    status, said, _ = job(tmp_path, SCRIPT, kind, options=("--hang-s", str(hang_s), "--end-hung"))
     assert status == 1 and any(each in said for each in words.split("|")), said
-    assert said.count("nothing has moved for 3 s") + said.count("no rank has called another for 18 s") == 1
+    assert said.count(f"nothing has moved for {hang_s} s") + said.count(
+        f"no rank has called another for {6 * hang_s} s") == 1
     assert "ranks 0, 2 wait in all_reduce at train.py line 27: dist.all_reduce(torch.ones(4))" in said
 
 
@@ -403,18 +411,39 @@ def test_the_examples_run_unchanged_without_a_warning_and_leave_a_page(name: str
     assert "data-lockstep-calls" in (tmp_path / "kept" / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("kind, phase", [
-    *((phase, phase) for phase in ("input", "forward", "backward", "optimizer", "other code")),
-    ("sharded", "other code")])
-def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(kind: str, phase: str, tmp_path: Path) -> None:
-    status, said, printed = job(tmp_path, SLOW, kind, ranks=2, options=())
-    lines = said.splitlines()
-    median = re.match(r"  9 steps after the first: (\d+) ms in the median", lines[1])
-    assert status == 0 and median and int(median[1]) >= 150, printed  # rank 1 sleeps for so long
-    waiting = [int(share) for share in re.findall(r"rank \d (\d+)%", lines[2])]
-    assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1]
-    assert lines[3].startswith("  rank 1 is late: it came last to ")
-    assert lines[4].startswith(f"    what takes it longer than the others: {phase}, ")
+def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(tmp_path: Path) -> None:
+    """In one job: every ten steps another phase of rank 1 takes long. Each ten are judged like a run of their own."""
+    phases, kept = ("input", "forward", "backward", "optimizer", "other code"), tmp_path / "kept"
+    status, _, printed = job(tmp_path, SLOW, *phases, ranks=2, options=("--out", str(kept)))
+    assert status == 0, printed
+    timelines = runs.read_run(kept / runs.FILE).timelines
+    for number, phase in enumerate(phases):
+        lines = [*timelines_told([steps_of(one, 10 * number, 10) for one in timelines])]
+        require_late(lines, phase, "the last 9 steps" if number else "9 steps after the first")
+
+
+def test_the_late_rank_of_a_sharded_model_is_named(tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, SLOW, "sharded", ranks=2, options=())
+    assert status == 0, printed
+    require_late([line.removeprefix("  ") for line in said.splitlines()[1:]], "other code", "9 steps after the first")
+
+
+def steps_of(timeline: Timeline, first: int, num: int) -> Timeline:
+    """What a rank noted in these of its steps, each of which ends with the optimizer's."""
+    ends_s = [-math.inf, *timeline.phase(OPTIMIZER)[:, 1]]
+    calls, phases = (rows[(ends_s[first] < rows["start_s"]) & (rows["start_s"] < ends_s[first + num])]
+                     for rows in (timeline.calls, timeline.phases))
+    return replace(timeline, calls=calls, phases=phases)
+
+
+def require_late(lines: list[str], phase: str, steps: str) -> None:
+    """What is said of ten steps in which rank 1 sleeps 0.15 s each time in this phase."""
+    median = re.match(steps + r": (\d+) ms in the median", lines[0])
+    assert median and int(median[1]) >= 150, lines
+    waiting = [int(share) for share in re.findall(r"rank \d (\d+)%", lines[1])]
+    assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1], lines
+    assert lines[2].startswith("rank 1 is late: it came last to "), lines
+    assert lines[3].startswith(f"  what takes it longer than the others: {phase}, "), lines
 
 
 def test_groups_of_the_same_ranks_are_told_apart() -> None:

@@ -28,8 +28,9 @@ from nbformat import NotebookNode
 
 from book.grading import sandbox
 from book.grading.forking import ENCLOSED, MAX_BYTES, NBVAL, OUR_MODULES, is_over
-from book.grading.lab import code_cells, marks
+from book.grading.lab import code_cells, marks, points
 from book.grading.sandbox import FIRST_UID, NUM_UIDS, SCRATCH, Limits, SandboxError
+from book.grading.withheld_modules import withheld_modules
 
 START_S = 180  # for a warm process to import everything, on a busy machine
 END_S = 10
@@ -108,6 +109,7 @@ class Warm:
 
     def __init__(self, lab: NotebookNode, prefix: str = "lockstep-") -> None:
         self.modules, self.prefix = modules_for(lab), prefix
+        self.first = next((withheld_modules(lab, exercise) for exercise in points(lab)), [])
         self.processes: dict[tuple[Any, ...], _Process] = {}
         self.lock = threading.Lock()
         self.uids = itertools.count(secrets.randbelow(NUM_UIDS))
@@ -121,8 +123,9 @@ class Warm:
         """Whether they can make sandboxes here: a system may forbid user namespaces inside of user namespaces."""
         if any(place.is_relative_to(folder) for place in [*sandbox.pythons(), sandbox.BOOK] for folder in SCRATCH):
             return False  # a sandbox's own folder would hide it
-        try:
-            self.enclosed((), Limits()).end()
+        self._process(NBVAL, ())  # it imports meanwhile
+        try:  # in a process that the first exercise needs anyway: one costs seconds, and 500 MB
+            self.enclosed(self.first, Limits()).end()
         except SandboxError:
             self.close()
             return False
