@@ -722,13 +722,14 @@ def test_the_rank_with_most_layers_sets_the_pace(num_layers, pp, stages_per_rank
         awaited = [made[work] for work, _ in action.needs(num_stages)]
         free[action.rank] = max([free[action.rank], *awaited]) + layers[action.stage] * (1 + (action.kind == "B"))
         made |= dict.fromkeys(action.gives(), free[action.rank])
-    model, cluster = Transformer(num_layers, 64, 8, vocab_size=1), replace(A100, num_gpus=pp, num_passes=0.0)
+    model, cluster = Transformer(num_layers, 64, 8, vocab_size=1), replace(
+        A100, num_passes=0.0, inside_bytes_per_s=1e30, across_bytes_per_s=1e30)
     found, alone = (estimate(replace(model, num_layers=num), replace(cluster, num_gpus=layout.pp), layout,
                              num_micro_batches)
                     for num, layout in ((num_layers, Layout(pp, 1, 1, 1, stages_per_rank)), (1, Layout(1, 1, 1))))
     head_s = 3 * 2 * 2048 * 64 * num_micro_batches / (A100.flops_per_s * A100.efficiency)
     a_layer_s = (alone.matmul_s - head_s) / num_micro_batches / 3
-    assert -0.02 < (found.matmul_s + found.bubble_s) / (max(free.values()) * a_layer_s) - 1 < 0.13
+    assert 0 <= (found.matmul_s + found.bubble_s) / (max(free.values()) * a_layer_s) - 1 < 0.03
 
 
 def test_embedding_and_head_may_take_the_place_of_a_layer_each():
