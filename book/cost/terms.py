@@ -35,9 +35,8 @@ class Terms:
         self.sequence_parallel = layouts.array("sequence_parallel") == 1
         self.m: Any = global_batch / (self.dp * self.b)
         self.shards = self.dp * self.cp / self.replicas
-        # of the rank that has most: each missing layer is another rank's, until all ranks lack one
-        self.longest = np.ceil(model.num_layers / self.pp / self.v)
-        self.layers = self.longest * self.v - self.missing // self.pp
+        self.longest = np.ceil(model.num_layers / self.pp / self.v)  # layers of a stage
+        self.layers = self.longest * self.v
         self.again = 1.0 * self.recomputed("full") + 0.5 * self.recomputed("half")  # of a forward
         self.tokens = self.b * model.num_tokens / self.cp
         self.shape = layer_shape(model, self.b, self.cp)
@@ -76,11 +75,6 @@ class Terms:
         return [(adapters, self.shards, self.tp)], [(linear, self.shards, self.tp, tuning.weight_bytes),
                                                     (self.parameters - linear, self.shards, self.tp, 2.0)]
 
-    @property
-    def missing(self) -> Any:
-        """How many layers equal stages would have more."""
-        return self.longest * self.pp * self.v - self.model.num_layers
-
     def check(self, model: Transformer, uneven: bool) -> None:
         """Raise ValueError for the first layout whose degrees don't divide what they cut."""
         if self.batch < 1:
@@ -88,7 +82,7 @@ class Terms:
         used, experts = self.pp * self.dp * self.tp * self.cp, self.model.num_experts
         wrong = {f"this cluster has {self.cluster.num_gpus} GPUs": used != self.cluster.num_gpus,
                  f"{model.num_layers} layers can't be cut so":
-                     self.missing > (np.inf if uneven else self.longest + 1),
+                     self.layers * self.pp - model.num_layers > (np.inf if uneven else self.longest + 1),
                  f"{model.num_layers} layers are fewer than these stages": self.pp * self.v > model.num_layers + 2,
                  f"{model.num_heads} heads can't be cut so": model.num_heads / self.tp % 1 != 0,
                  f"{model.num_tokens} tokens can't be cut so": model.num_tokens / self.cp % 1 != 0,

@@ -3,7 +3,7 @@ import { ring_sent_bytes } from "./links.js";
 import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, pipeline_sends } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
-const { max, min, ceil, floor } = Math;
+const { max, min, ceil } = Math;
 const PARTS = [
   ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
 ];
@@ -31,8 +31,7 @@ class Terms {
     this.again = { full: 1, half: 0.5 }[layout.recompute] ?? 0; // of a forward
     this.selective = layout.recompute === "selective";
     this.shards = (dp * cp) / layout.replicas;
-    const longest = ceil(model.num_layers / pp / this.v);
-    this.layers = longest * this.v - floor((longest * pp * this.v - model.num_layers) / pp); // of the rank with most
+    this.layers = ceil(model.num_layers / pp / this.v) * this.v;
     this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
     const scores = (model.score_bytes * model.num_heads * model.num_tokens) / model.width;
     this.shape = {
