@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -25,7 +26,7 @@ from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Ex
 from book.cost import published
 from book.cost.__main__ import main
 from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, torchtitan_config
-from book.cost.layouts import all_layouts, divisors
+from book.cost.layouts import all_layouts, divides, divisors, stage_layers, stages_in_words
 from book.cost.models import SOURCES
 from book.cost.published import A100, FITTED, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted
 from book.cost.search import explain, search, usable_bytes
@@ -698,12 +699,37 @@ def test_unknown_machines_are_refused(name, words):
 
 
 def test_uneven_stages_go_at_the_pace_of_the_longest():
-    model, cluster = Transformer(5, 64, 8), replace(A100, num_gpus=4)
-    with pytest.raises(ValueError, match="5 layers can't be cut so"):
-        estimate(model, cluster, Layout(4, 1, 1), 8)
-    uneven = estimates(model, cluster, [Layout(4, 1, 1)], 8, uneven=True)[0]
-    longest = estimate(replace(model, num_layers=8), cluster, Layout(4, 1, 1), 8)
+    model, cluster = Transformer(9, 64, 8), replace(A100, num_gpus=8)
+    with pytest.raises(ValueError, match="9 layers can't be cut so"):
+        estimate(model, cluster, Layout(8, 1, 1), 8)
+    uneven = estimates(model, cluster, [Layout(8, 1, 1)], 8, uneven=True)[0]
+    longest = estimate(replace(model, num_layers=16), cluster, Layout(8, 1, 1), 8)
     assert uneven.matmul_s == pytest.approx(longest.matmul_s)
+
+
+@pytest.mark.parametrize("num_layers, pp, stages_per_rank, longest", [
+    (126, 16, 1, 8), (61, 16, 1, 4), (61, 2, 4, 8), (61, 8, 4, 2), (78, 12, 1, 7), (126, 16, 8, 1)])
+def test_stages_that_differ_by_a_layer_take_little_less_than_equal_ones(num_layers, pp, stages_per_rank, longest):
+    """Layouts of Llama 3, DeepSeek-V3 and BLOOM, run stage by stage, each with its own layers."""
+    num_stages, num_micro_batches = pp * stages_per_rank, 4 * pp
+    layers = stage_layers(num_layers, num_stages)
+    assert sum(layers) == num_layers and {*layers} <= {longest, longest - 1}
+    assert layers[0] < longest and layers[-1] < longest and divides(num_layers, num_stages) and not divides(80, 32)
+    schedule = (interleaved(num_stages, num_micro_batches, stages_per_rank) if stages_per_rank > 1
+                else one_f_one_b(num_stages, num_micro_batches))
+    free, made = Counter(), {}
+    for action in schedule.runnable():
+        awaited = [made[work] for work, _ in action.needs(num_stages)]
+        free[action.rank] = max([free[action.rank], *awaited]) + layers[action.stage] * (1 + (action.kind == "B"))
+        made |= dict.fromkeys(action.gives(), free[action.rank])
+    model, cluster = Transformer(num_layers, 64, 8, vocab_size=1), replace(
+        A100, num_passes=0.0, inside_bytes_per_s=1e30, across_bytes_per_s=1e30)
+    found, alone = (estimate(replace(model, num_layers=num), replace(cluster, num_gpus=layout.pp), layout,
+                             num_micro_batches)
+                    for num, layout in ((num_layers, Layout(pp, 1, 1, 1, stages_per_rank)), (1, Layout(1, 1, 1))))
+    head_s = 3 * 2 * 2048 * 64 * num_micro_batches / (A100.flops_per_s * A100.efficiency)
+    a_layer_s = (alone.matmul_s - head_s) / num_micro_batches / 3
+    assert 0 <= (found.matmul_s + found.bubble_s) / (max(free.values()) * a_layer_s) - 1 < 0.04
 
 
 def test_embedding_and_head_may_take_the_place_of_a_layer_each():
@@ -715,6 +741,13 @@ def test_embedding_and_head_may_take_the_place_of_a_layer_each():
     layout = Layout(16, 8, 8, 1, 8, 1, 1)
     costs = [estimate(one, cluster, layout, 512) for one in (model, replace(model, num_layers=128))]
     assert costs[0].matmul_s < costs[1].matmul_s and costs[0].bubble_s == costs[1].bubble_s
+
+
+@pytest.mark.parametrize("num_layers, num_stages, words", [
+    (61, 2, "of 31, less 1 at the head"), (126, 128, "of 1, less 2 at the embedding and the head"),
+    (61, 16, "of 4, less 3 at the embedding and the head"), (80, 32, "of 3 or 2")])
+def test_uneven_stages_in_words(num_layers, num_stages, words):
+    assert stages_in_words(num_layers, num_stages) == f"{num_layers} layers in {num_stages} stages {words}"
 
 
 @pytest.mark.parametrize("name", ["launch_s", "hop_s", "send_node_s", "ring_hop_s", "product_depth"])
@@ -735,8 +768,8 @@ def possible(pp, dp, tp, micro, stages, zero, parallel, recompute):
     """Whether such a layout can be, asked one by one."""
     if pp * dp * tp != GPUS or SMALL.num_heads % tp or SMALL_BATCH % (dp * micro):
         return False
-    missing = -SMALL.num_layers % (pp * stages)  # at the embedding and the head
-    if missing > 2 or (missing and pp == 1) or pp * stages > SMALL.num_layers + 2:
+    longest = next(num for num in range(1, 7) if num * pp * stages >= SMALL.num_layers)
+    if pp * stages * longest - SMALL.num_layers > longest + 1:  # without one stage the rest and the ends would do
         return False
     if stages > 1 and (pp == 1 or SMALL_BATCH // (dp * micro) % pp):
         return False

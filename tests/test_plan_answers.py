@@ -30,7 +30,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "llama3-405b", "gpus": 8}, "memory: 811.7 GB of state"),
     ({"model": "qwen3-8b", "gpus": 8, "num_tokens": 2**20, "batch": 8}, "memory: 318.2 GB of activations"),
     ({"model": "gpt-oss-120b", "gpus": 16, "gpu": "l40s"}, "memory: 116.8 GB of state"),
-    ({"model": "qwen3-0.6b", "gpus": 64, "batch": 1}, "a rule: dp divides the sequences"),
+    ({"model": "qwen3-0.6b", "gpus": 128, "batch": 1}, "a rule: dp divides the sequences"),
     ({"model": "qwen3-0.6b", "gpus": 1, "gpu": "l4", "num_tokens": 65536, "batch": 1}, "memory: "),
     ({"model": "llama3-70b", "gpus": 2, "gpu": "RTX 4090", "tuning": Tuning("lora")}, "memory: 72.8 GB of state")]
 OPTIONS = {"gpus": "--gpus", "gpu": "--gpu", "num_tokens": "--sequence", "batch": "--batch"}

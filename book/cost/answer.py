@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from book.cost.cluster import Cluster
-from book.cost.layouts import Layout
+from book.cost.layouts import Layout, stages_in_words
 from book.cost.machines import SHARED, SOFTWARE, Machine
 from book.cost.published import Published
 from book.cost.question import Question, asked, searched
@@ -262,6 +262,9 @@ def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str 
     yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {batch:,} sequences of "
            f"{found.model.num_tokens:,} tokens a step")
     yield f"layout   {found.layout}"
+    num_stages = found.layout.pp * found.layout.stages_per_rank
+    if found.model.num_layers % num_stages:
+        yield f"stages   {stages_in_words(found.model.num_layers, num_stages)}"
     yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}{speed}"
     yield (f"         by measured steps ({found.basis}) half of such steps take "
            f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")

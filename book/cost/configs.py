@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from book.columns import Columns
 from book.cost.answer import Plan
-from book.cost.layouts import Layout, known
+from book.cost.layouts import Layout, known, stage_layers
 from book.cost.machines import cluster_of
 from book.cost.models import model_named
 from book.cost.step import Estimate, estimate
@@ -97,23 +98,18 @@ def _parallelism(layout: Layout, num_layers: int) -> dict[str, object]:
         "tensor_parallel_degree": layout.tp, "enable_sequence_parallel": bool(layout.sequence_parallel),
         "context_parallel_degree": layout.cp, "expert_parallel_degree": layout.ep}
     if layout.pp > 1:
-        spare = _spare(num_layers, layout)
+        layers = stage_layers(num_layers, layout.pp * layout.stages_per_rank)
         found |= {"pipeline_parallel_degree": layout.pp,
                   "pipeline_parallel_schedule": "Interleaved1F1B" if layout.stages_per_rank > 1 else "1F1B",
                   "pipeline_parallel_microbatch_size": layout.micro_batch_size,
-                  "pipeline_parallel_layers_per_stage": -(-num_layers // (layout.pp * layout.stages_per_rank)),
-                  **dict(zip(LESS, (int(spare > 1), int(spare > 0))))}
+                  "pipeline_parallel_layers_per_stage": max(layers),
+                  **{name: max(layers) - layers[stage] for name, stage in zip(LESS, (0, -1))}}
     return found
 
 
 def _call(name: str, values: dict[str, object]) -> str:
     inside = ",\n".join(f"            {key}={value!r}" for key, value in values.items())
     return f"{name}(\n{inside})".replace("'", '"')
-
-
-def _spare(num_layers: int, layout: Layout) -> int:
-    """How many layers are missing from equal stages: at the head, then at the embedding."""
-    return -num_layers % (layout.pp * layout.stages_per_rank)
 
 
 @dataclass(frozen=True)
@@ -230,7 +226,7 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
     if copies > 1 and stage == 1:
         raise ValueError(f"replicas of shards ({copies} of {shards}) are not known in a pipeline here")
     long = said.get("pipeline_parallel_layers_per_stage") or 0
-    stages = max(1, (num_layers + sum(said.get(key, 1) for key in LESS)) // long // pp) if long else 1
+    stages = max(1, -(-(num_layers + sum(said.get(key, 1) for key in LESS)) // long) // pp) if long else 1
     return Layout(pp, copies * shards, tp, said.get("pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
                   stages if pp > 1 else 1, stage, int(tp > 1 and said.get("enable_sequence_parallel", True)), None,
                   cp, ep, copies if stage else 1)
@@ -277,21 +273,31 @@ def _megatron(plan: Plan) -> Iterator[str]:
     yield from _megatron_model(plan)
     yield f"--tensor-model-parallel-size {layout.tp} --pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}" + " --sequence-parallel" * layout.sequence_parallel
-    if layout.stages_per_rank > 1:
-        yield f"--num-virtual-stages-per-pipeline-rank {layout.stages_per_rank}"
+    layers = stage_layers(model.num_layers, layout.pp * layout.stages_per_rank)
+    yield from _stages(layers, layout.stages_per_rank)
     yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.search.global_batch} --bf16" + (
         " --fp8-format hybrid" * (plan.search.cluster.overheads.linear_speedup > 1))
     yield from _sharding(layout)
-    spare = _spare(model.num_layers, layout)
-    if spare:
-        yield "--account-for-embedding-in-pipeline-split " * (spare > 1) + "--account-for-loss-in-pipeline-split"
     if layout.recompute == "half":
-        stage = -(-model.num_layers // (layout.pp * layout.stages_per_rank))
-        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {max(1, stage // 2)}"
+        again = max(1, max(layers) // 2)
+        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}"
     if layout.recompute == "full":
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     elif layout.recompute == "selective":
         yield "--recompute-granularity selective"
+
+
+def _stages(layers: Sequence[int], stages_per_rank: int) -> Iterator[str]:
+    """Stages of so many layers; more than two shorter ones are spelled: E is the embedding, t a layer, L the head."""
+    missing = len(layers) * max(layers) - sum(layers)
+    if missing > 2:
+        middle = "".join(f"(t*{num}|)*{len(list(same))}" for num, same in groupby(layers[1:-1]))
+        yield f"--pipeline-model-parallel-layout 'Et*{layers[0]}|{middle}t*{layers[-1]}L'"
+        return
+    if stages_per_rank > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {stages_per_rank}"
+    if missing:
+        yield "--account-for-embedding-in-pipeline-split " * (missing > 1) + "--account-for-loss-in-pipeline-split"
 
 
 def _deepseek(model: Transformer) -> Iterator[str]:

@@ -15,6 +15,9 @@ from book.cost.transformer import Transformer
 from book.mesh import Mesh
 
 
+MOST_STAGES = 12  # of a rank: all but three of the layouts that were measured have no more
+
+
 @dataclass(frozen=True)
 class Layout:
     """The sizes of the axes pp, dp, tp and cp, and what else decides a step's memory and time.
@@ -125,9 +128,9 @@ def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: i
                 most_ep: int = 1, node: int = 0, smallest: bool = False) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
-    tp divides heads, keys and width, pp times stages_per_rank the layers or up to two more (the embedding and the head
-    take the place of a layer each), dp times micro_batch_size the global batch of sequences, cp the tokens in two parts
-    for each of its ranks, where a micro-batch is one sequence; ep divides the experts and the GPUs of a stage.
+    tp divides heads, keys and width, dp times micro_batch_size the global batch of sequences, cp the tokens in two
+    parts for each of its ranks, where a micro-batch is one sequence; ep divides the experts and the GPUs of a stage.
+    Stages, at most MOST_STAGES a rank, are as equal as `divides` asks for.
     Recomputation is none, full, and between them "selective" where scores are kept, else "half". Interleaving needs a
     number of micro-batches that pp divides, as Megatron does; sequence parallelism tokens that tp divides; ZeRO two
     replicas or more. `most_tp`, `most_cp` and `most_ep` bound these. With `node`, the GPUs of a node, ZeRO-2 and 3 that
@@ -175,7 +178,7 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
             for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp * tp, most[2])):
                 yield pp, dp, tp, cp, ep, micro_batch_size, 1
                 if pp > 1 and not smallest and global_batch // dp // micro_batch_size % pp == 0:
-                    for stages_per_rank in range(2, model.num_layers // pp + 2):
+                    for stages_per_rank in range(2, min(model.num_layers // pp + 1, MOST_STAGES) + 1):
                         if divides(model.num_layers, pp * stages_per_rank):
                             yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
 
@@ -195,8 +198,31 @@ def known(layouts: Columns, software: str = "") -> np.ndarray:
 
 
 def divides(num_layers: int, num_stages: int) -> bool:
-    """Whether stages are equally long if up to two layers are missing, at the embedding and the head."""
-    return -num_layers % num_stages <= (2 if 1 < num_stages <= num_layers + 2 else 0)
+    """Whether equal stages are as many as the layers, the embedding and the head fill.
+
+    What is missing is at most one layer more than a stage has: of stages of 4 layers 16 for 61, for 62 and for 59.
+    """
+    longest = -(-num_layers // num_stages)
+    return num_stages * longest - num_layers <= longest + 1
+
+
+def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage, as equal as can be: the last has one fewer first, for it has the head.
+
+    Then the first, which has the embedding, then those before the last.
+    """
+    longest = -(-num_layers // num_stages)
+    shorter = [num_stages - 1, 0, *range(num_stages - 2, 0, -1)][:num_stages * longest - num_layers]
+    return tuple(longest - (stage in shorter) for stage in range(num_stages))
+
+
+def stages_in_words(num_layers: int, num_stages: int) -> str:
+    """How layers are shared out over stages that can't be equal: "61 layers in 16 stages of 4, less 3 at ..."."""
+    found = stage_layers(num_layers, num_stages)
+    missing = num_stages * max(found) - num_layers
+    where = "the embedding and " * (missing > 1) + "the head"
+    rest = f", less {missing} at {where}" if divides(num_layers, num_stages) else f" or {min(found)}"
+    return f"{num_layers} layers in {num_stages} stages of {max(found)}{rest}"
 
 
 def _experts_over(model: Transformer, num_ranks: int, most: int) -> list[int]:

@@ -1,7 +1,7 @@
 """L1: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step; for one layout or many at once.
 
-Every stage has as many layers, the last one the logits too; of memory, the first stage's rank or the last one's
-counts, whichever keeps more.
+Every stage is taken to be as long as the longest, the last one has the logits too; of memory, the first stage's rank
+or the last one's counts, whichever keeps more.
 """
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
 
     `each` is the state of one parameter that is trained, and `tuning` says which are. Communication of tp and pp is
     waited for; so is dp's, unless the cluster's overheads give a share that overlaps, or `overlap` allows all of it to:
-    with the last micro-batch's backward (ZeRO 0 and 1) or with all computing (2 and 3). Up to two layers may be
-    missing from equal stages, any number if they may be `uneven`: the longest one sets the pace.
+    with the last micro-batch's backward (ZeRO 0 and 1) or with all computing (2 and 3). Stages may lack as many layers
+    as `divides` allows, any number if they may be `uneven`: the longest one sets the pace.
     Raises ValueError for an empty list, a batch below 1, a layout for another number of GPUs, or one whose degrees
     don't divide layers, heads, experts, tokens or batch.
     """

@@ -35,7 +35,8 @@ class Terms:
         self.sequence_parallel = layouts.array("sequence_parallel") == 1
         self.m: Any = global_batch / (self.dp * self.b)
         self.shards = self.dp * self.cp / self.replicas
-        self.layers = np.ceil(model.num_layers / self.pp / self.v) * self.v
+        self.longest = np.ceil(model.num_layers / self.pp / self.v)  # layers of a stage
+        self.layers = self.longest * self.v
         self.again = 1.0 * self.recomputed("full") + 0.5 * self.recomputed("half")  # of a forward
         self.tokens = self.b * model.num_tokens / self.cp
         self.shape = layer_shape(model, self.b, self.cp)
@@ -81,7 +82,7 @@ class Terms:
         used, experts = self.pp * self.dp * self.tp * self.cp, self.model.num_experts
         wrong = {f"this cluster has {self.cluster.num_gpus} GPUs": used != self.cluster.num_gpus,
                  f"{model.num_layers} layers can't be cut so":
-                     self.layers * self.pp - model.num_layers > (self.pp * self.v - 1 if uneven else 2 * (self.pp > 1)),
+                     self.layers * self.pp - model.num_layers > (np.inf if uneven else self.longest + 1),
                  f"{model.num_layers} layers are fewer than these stages": self.pp * self.v > model.num_layers + 2,
                  f"{model.num_heads} heads can't be cut so": model.num_heads / self.tp % 1 != 0,
                  f"{model.num_tokens} tokens can't be cut so": model.num_tokens / self.cp % 1 != 0,

@@ -1,8 +1,12 @@
 /* The twin of book/cost/layouts.py: all the ways in which a training step can be cut over GPUs. */
 
-/** Whether stages are equally long if up to two layers are missing, at the embedding and the head. */
-const divides = (layers, stages) =>
-  (stages - (layers % stages)) % stages <= (stages > 1 && stages <= layers + 2 ? 2 : 0);
+const MOST_STAGES = 12; // of a rank
+
+/** Whether equal stages are as many as the layers, the embedding and the head fill. */
+function divides(layers, stages) {
+  const longest = Math.ceil(layers / stages);
+  return stages * longest - layers <= longest + 1;
+}
 
 /**
  * A layout is a plain object.
@@ -52,7 +56,8 @@ function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
             const shape = { pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank: 1 };
             yield shape;
             if (pp === 1 || (global_batch / dp / micro_batch_size) % pp) continue;
-            for (let stages_per_rank = 2; stages_per_rank <= Math.floor(model.num_layers / pp) + 1; stages_per_rank++) {
+            const most_stages = Math.min(Math.floor(model.num_layers / pp) + 1, MOST_STAGES);
+            for (let stages_per_rank = 2; stages_per_rank <= most_stages; stages_per_rank++) {
               if (divides(model.num_layers, pp * stages_per_rank)) yield { ...shape, stages_per_rank };
             }
           }
