@@ -2,8 +2,9 @@
 
 Contents are counts of shape (R, C, K): how often rank k's data is in chunk c of rank r (K = R). Counts tell whose data
 a chunk holds, but not which of that rank's chunks it was: `source_chunk` says which it must be. Where one rank is
-special, the root, it is rank 0, if no other is named; where chunks belong to ranks, chunk c belongs to rank c (c mod N,
-if there are more chunks than ranks). A new kind of promise is one more entry of `_promises`.
+special, the root, it is rank 0, if no other is named. Where chunks belong to ranks, chunk c belongs to rank c (c mod N,
+if there are more chunks than ranks); in a reduce-scatter and an all-gather to rank c - 1, as a ring leaves it. A new
+kind of promise is one more entry of `_promises`.
 """
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_the_ring_of_four_ranks_is_the_textbook_one(make):
     assert make(4).to_csv() == (GOLDEN / f"{make.__name__}_4.csv").read_text()
 
 
-def test_a_step_of_two_kinds_of_messages_and_a_span_past_the_last_chunk_are_refused():
+def test_what_a_phase_cannot_mean_is_refused():
     @phase
     def mixed(span):
         yield 0, 0, 1, span, "copy"
@@ -38,9 +38,15 @@ def test_a_step_of_two_kinds_of_messages_and_a_span_past_the_last_chunk_are_refu
     def beyond():
         yield 0, 0, 1, ChunkRange(3, 2), "copy"
 
+    @phase
+    def apart():
+        for chunk in (0, 1):
+            yield 0, 2, 3, chunk, "copy"
+
     for wrong, fault in ((mixed(ChunkRange(0, 1)),
                           "has one op and one number of chunks, not 'copy' of 1 and 'reduce' of 1"),
-                         (mixed(ChunkRange(0, 3)), "not 'copy' of 3 and 'reduce' of 1"), (beyond(), "must be 0 to 3")):
+                         (mixed(ChunkRange(0, 3)), "not 'copy' of 3 and 'reduce' of 1"), (beyond(), "must be 0 to 3"),
+                         (apart(), "two messages from rank 2 to rank 3: yield their chunks in one, as a ChunkRange")):
         with pytest.raises(ScheduleError, match=fault):
             Schedule("wrong", 4, 4, Phases([wrong]), promise="broadcast").check()
 

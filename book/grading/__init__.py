@@ -27,5 +27,14 @@
     similar       answers that are alike beyond what their exercise makes alike
     check         a student's own check
 
+The way of a submission, as a rule through warm processes; where those can't be had, `run` starts each job anew:
+
+    __main__.grade → course.Course.read              who handed in what
+    grade.Grader.start → warm, reference             what the lab's own solutions print, and the limits
+    submission.read_submission → recognised          its cells
+    Grader.attempt → lab.job → run.run → nbval       one exercise, in the sandbox: what its checks said
+    Grader's _checked, then _close                   points of an exercise, and of the submission
+    course.Course.told → report.Reports → upload     with lateness and points by hand
+
 `lockstep lint | mutate | release | check | grade | autograder | similar` is the command line of it all.
 """

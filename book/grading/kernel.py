@@ -40,7 +40,7 @@ def write_specs(folder: Path) -> None:
 class SandboxProvisioner(LocalProvisioner):
     """Starts a kernel in the sandbox of the run that LOCKSTEP_RUN names."""
 
-    forked: socket.socket | None = None  # of a kernel's job, which warm.Job has at its other end
+    forked: socket.socket | None = None  # of a kernel's job, which warm.ForkedJob has at its other end
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Puts the connection file into the run's folder, and wraps the kernel's command in bubblewrap."""

@@ -90,7 +90,7 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
         (folder / "sanitize.cfg").write_text(SANITIZE)
         kernel.write_specs(folder / "jupyter")
         if warm is not None:
-            return _ForkedJob(folder, limits, warm, withheld).run()
+            return _WarmJob(folder, limits, warm, withheld).run()
         sandbox.folder_for(folder, withheld)
         return _Job(folder, limits, sandboxed, loaded_at_start(notebook)).run()
     finally:
@@ -214,7 +214,7 @@ class _Job:
         return result
 
 
-class _ForkedJob(_Job):
+class _WarmJob(_Job):
     """A job whose nbval and whose kernel are forked from warm processes: neither is a descendant of the other."""
 
     def __init__(self, folder: Path, limits: Limits, warm: Warm, withheld: Iterable[Path]) -> None:

@@ -103,6 +103,11 @@ class Messages(NamedTuple):
                                     "yield the second in a phase of its own")
         src, dst, first = (np.concatenate([getattr(one, name) for one in (self, *others)])
                            for name in ("src", "dst", "first"))
+        pairs, counts = np.unique(np.stack([src, dst]), axis=1, return_counts=True)
+        if (counts > 1).any():  # each would be timed as a message, though a rank sends all chunks of a step in one
+            one, other = pairs[:, counts > 1][:, 0]
+            raise ScheduleError(f"what a phase yields of one step has two messages from rank {one} to rank {other}: "
+                                "yield their chunks in one, as a ChunkRange")
         return self._replace(src=src, dst=dst, first=first)
 
     def is_like(self, other: Messages) -> bool:
