@@ -107,6 +107,12 @@ def test_has_every_page_of_the_contents(site: Site) -> None:
     assert KINDS < {"index.html", "search.html", *listed} <= set(site.pages()), site.said
 
 
+def test_a_source_without_a_year_is_cited_by_its_title(site: Site) -> None:
+    text = (site.folder / "chapters" / "12_when_a_rank_dies.html").read_text("utf-8")
+    assert ">Flight Recorder for Debugging Stuck Jobs</a>]" in text and "2024</a>]" in text
+    assert not [name for name in site.pages() if "n.d." in (site.folder / name).read_text("utf-8")]
+
+
 def test_a_page_loads_what_its_widgets_need(site: Site) -> None:
     """In order, and nothing of widgets that are not on it."""
     for name in site.pages():

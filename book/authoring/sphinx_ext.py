@@ -58,7 +58,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.add_config_value("widget_files", "", "html", str)
     app.add_config_value("lab_solutions", os.environ.get("SOLUTIONS", "1") != "0", "env", bool)
-    for beside in ("landing", "symbols", "wayfinding"):
+    for beside in ("citations", "landing", "symbols", "wayfinding"):
         app.setup_extension(f"book.authoring.{beside}")
     look_for_plugins_once()
     app.connect("config-inited", point_launch_buttons, priority=100)
