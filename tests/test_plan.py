@@ -707,10 +707,12 @@ def test_uneven_stages_go_at_the_pace_of_the_longest():
     assert uneven.matmul_s == pytest.approx(longest.matmul_s)
 
 
-@pytest.mark.parametrize("num_layers, pp, stages_per_rank, longest", [
-    (126, 16, 1, 8), (61, 16, 1, 4), (61, 2, 4, 8), (61, 8, 4, 2), (78, 12, 1, 7), (126, 16, 8, 1)])
-def test_stages_that_differ_by_a_layer_take_little_less_than_equal_ones(num_layers, pp, stages_per_rank, longest):
-    """Layouts of Llama 3, DeepSeek-V3 and BLOOM, run stage by stage, each with its own layers."""
+@pytest.mark.parametrize("num_layers, pp, stages_per_rank, longest, at_most", [
+    (126, 16, 1, 8, 0.04), (61, 16, 1, 4, 0.04), (61, 2, 4, 8, 0.04), (61, 8, 4, 2, 0.04), (78, 12, 1, 7, 0.04),
+    (126, 16, 8, 1, 0.04), (43, 2, 6, 4, 0.1)])
+def test_stages_that_differ_by_a_layer_take_little_less_than_equal_ones(num_layers, pp, stages_per_rank, longest,
+                                                                        at_most):
+    """Layouts of Llama 3, DeepSeek-V3 and BLOOM, stage by stage, each with its own layers; and many on two ranks."""
     num_stages, num_micro_batches = pp * stages_per_rank, 4 * pp
     layers = stage_layers(num_layers, num_stages)
     assert sum(layers) == num_layers and {*layers} <= {longest, longest - 1}
@@ -729,7 +731,7 @@ def test_stages_that_differ_by_a_layer_take_little_less_than_equal_ones(num_laye
                     for num, layout in ((num_layers, Layout(pp, 1, 1, 1, stages_per_rank)), (1, Layout(1, 1, 1))))
     head_s = 3 * 2 * 2048 * 64 * num_micro_batches / (A100.flops_per_s * A100.efficiency)
     a_layer_s = (alone.matmul_s - head_s) / num_micro_batches / 3
-    assert 0 <= (found.matmul_s + found.bubble_s) / (max(free.values()) * a_layer_s) - 1 < 0.04
+    assert 0 <= (found.matmul_s + found.bubble_s) / (max(free.values()) * a_layer_s) - 1 < at_most
 
 
 def test_embedding_and_head_may_take_the_place_of_a_layer_each():
@@ -744,10 +746,10 @@ def test_embedding_and_head_may_take_the_place_of_a_layer_each():
 
 
 @pytest.mark.parametrize("num_layers, num_stages, words", [
-    (61, 2, "of 31, less 1 at the head"), (126, 128, "of 1, less 2 at the embedding and the head"),
-    (61, 16, "of 4, less 3 at the embedding and the head"), (80, 32, "of 3 or 2")])
+    (61, 2, "1 of 31 and 1 of 30"), (126, 128, "126 of 1 and 2 of 0"), (61, 16, "13 of 4 and 3 of 3"),
+    (80, 32, "16 of 3 and 16 of 2")])
 def test_uneven_stages_in_words(num_layers, num_stages, words):
-    assert stages_in_words(num_layers, num_stages) == f"{num_layers} layers in {num_stages} stages {words}"
+    assert stages_in_words(num_layers, num_stages) == f"{num_layers} layers in {num_stages} stages: {words}"
 
 
 @pytest.mark.parametrize("name", ["launch_s", "hop_s", "send_node_s", "ring_hop_s", "product_depth"])

@@ -82,7 +82,7 @@ def same_call(said: Mapping[int, str], number: int) -> None:
 def never_called(turn: Scripted, number: int) -> None:
     """Raise CheckFailed: the call in which a member should have been killed was never made."""
     raise CheckFailed(f"attempt {number + 1}: " + (
-        "its members end it without a vote: commit only if quorum.agreed says so on all of them"
+        "its members end it without a vote: commit only if quorum.agreed, asked after the sum, says so on all of them"
         if turn.where == "agreed" else "its members end it without quorum.sum: their gradients never meet"))
 
 
@@ -110,7 +110,7 @@ def trained_by_quorums(turns: Sequence[Scripted], notes: Mapping[int, Sequence[T
         if turn.fails is None:
             at = _committed(number, turn, tried, at, rule)
         else:
-            _thrown_away(number, turn, after, at)
+            _thrown_away(number, turn, tried, at)
         for rank in after:
             said, right = tried[rank].returned, turn.fails is None
             require(said is not None and bool(said) is right, f"attempt {number + 1}, rank {rank}: attempt returns "
@@ -121,7 +121,7 @@ def trained_by_quorums(turns: Sequence[Scripted], notes: Mapping[int, Sequence[T
 def _gradient(where: str, rank: int, note: Tried, turn: Scripted, at: State, rule: Rule) -> None:
     """A member must ask for its batch once, at the weights that all have, and give this gradient to the sum."""
     require(len(note.asked) == 1, f"{where}replica.loss is called {len(note.asked)} times: each member takes one batch "
-            "in each attempt")
+            "in each attempt" + ", with the replica that it was given" * (not note.asked))
     batch, weights, right = note.asked[0]
     new, size, place = rank in turn.new, len(turn.members), turn.members.index(rank)
     if not agree(weights, at.weights):
@@ -189,20 +189,25 @@ def _momentum(where: str, got: np.ndarray, new: bool, mean: np.ndarray, own: np.
          f"the sum of {size} gradients is divided by {rule.num_replicas}: {SIZE_OF_ALL}"),
         (agree(got, kept + mean * size), "its step is that of the sum: divide by the number of members"),
         (agree(got, kept + mean / size), "the sum is divided twice"),
-        (agree(got, kept + own), "its step is that of its own gradient, not of the mean"),
+        (agree(got, kept + own), "its step is that of its own gradient, not of the mean. The sum is put into "
+         "the tensors that were given: are these each p.grad?"),
         (True, "its step is not that of the mean of the members' gradients")))
 
 
-def _thrown_away(number: int, turn: Scripted, after: Mapping[int, State], at: State) -> None:
+def _thrown_away(number: int, turn: Scripted, tried: Mapping[int, Tried], at: State) -> None:
     """An attempt that has failed on a member must leave all as they were."""
+    after = {rank: note.after for rank, note in tried.items() if note.after is not None}
     missed = turn.where == "missed"
     where = f"attempt {number + 1}: " + (f"the sum does not come to rank {turn.fails}" if missed else
                                          f"rank {turn.fails} is lost")
     moved = [rank for rank, state in after.items()
              if not (agree(state.weights, at.weights) and agree(state.momentum, at.momentum, at.weights))]
     still = [rank for rank in after if rank not in moved]
+    refuse(moved and not any(tried[rank].returned for rank in moved),
+           f"{where}. The attempt returns False on rank {listed(moved)}, but the weights or the momentum have changed: "
+           "vote first, and call optimizer.step() only if all agree")
     refuse(moved and still, f"{where}. The step is made by rank {listed(moved)}, and not by rank {listed(still)}: from "
-           "now on their weights differ. Commit only if quorum.agreed says so")
+           "now on their weights differ. Commit only if quorum.agreed says so, and ask it after the sum")
     refuse(moved and missed, f"{where}, and all make the step: tell quorum.agreed what quorum.sum has returned")
     refuse(moved, f"{where}, and the others make a step nevertheless, of the gradients that have come: throw the "
            "attempt away as a whole, and the next one is made by those who are there")

@@ -217,12 +217,10 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def stages_in_words(num_layers: int, num_stages: int) -> str:
-    """How layers are shared out over stages that can't be equal: "61 layers in 16 stages of 4, less 3 at ..."."""
+    """How layers are shared out over stages that can't be equal: "61 layers in 16 stages: 13 of 4 and 3 of 3"."""
     found = stage_layers(num_layers, num_stages)
-    missing = num_stages * max(found) - num_layers
-    where = "the embedding and " * (missing > 1) + "the head"
-    rest = f", less {missing} at {where}" if divides(num_layers, num_stages) else f" or {min(found)}"
-    return f"{num_layers} layers in {num_stages} stages of {max(found)}{rest}"
+    counts = " and ".join(f"{found.count(size)} of {size}" for size in sorted({*found}, reverse=True))
+    return f"{num_layers} layers in {num_stages} stages: {counts}"
 
 
 def _experts_over(model: Transformer, num_ranks: int, most: int) -> list[int]:
