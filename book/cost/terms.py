@@ -81,7 +81,7 @@ class Terms:
             raise ValueError(f"global_batch is at least one sequence, not {self.batch}")
         used, experts = self.pp * self.dp * self.tp * self.cp, self.model.num_experts
         wrong = {f"this cluster has {self.cluster.num_gpus} GPUs": used != self.cluster.num_gpus,
-                 f"{model.num_layers} layers can't be cut so: stages have k or k - 1, at most k + 1 of them k - 1 layers":
+                 f"{model.num_layers} layers can't be cut so: stages have k or k - 1, and at most k + 1 have k - 1":
                      self.layers * self.pp - model.num_layers > (np.inf if uneven else self.longest + 1),
                  f"{model.num_layers} layers are fewer than these stages": self.pp * self.v > model.num_layers + 2,
                  f"{model.num_heads} heads can't be cut so": model.num_heads / self.tp % 1 != 0,
