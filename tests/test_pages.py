@@ -309,6 +309,13 @@ def test_weeks_of_the_syllabus_are_those_of_its_table_and_name_each_exercise_as_
         assert told == set_in(row[3])
 
 
+def test_tables_of_what_holds_today_name_the_pinned_version() -> None:
+    pinned, = re.findall(r"^torch==(\d+\.\d+)", (ROOT / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    pages = "".join(path.read_text("utf-8") for path in (ROOT / "chapters").glob("*.ipynb"))
+    heads = re.findall(r"\| (?:they say|then) \| today([^|]*) \|", pages)
+    assert len(heads) > 5 and {*heads} == {f" (2026, PyTorch {pinned})"}
+
+
 def test_numbers_agree_in_file_names_headings_and_contents() -> None:
     """Chapters and labs are quoted by number, and stand in its order. Each chapter's lab has the chapter's name."""
     contents = dict(re.findall(r'- file: (\S+)\n +title: "?([^"\n]+)', (ROOT / "_toc.yml").read_text("utf-8")))
