@@ -312,8 +312,7 @@ def test_shapes() -> None:
              "parameter_server_all_reduce": "tree", "tree_all_reduce": "tree",
              "halving_doubling_all_reduce": "mesh", "broadcast": "tree", "scatter": "tree", "gather": "tree",
              "reduce": "tree", "all_to_all": "mesh"}
-    data = payloads(8)
-    assert {name: data[name]["shape"]["kind"] for name in kinds} == kinds
+    assert {name: one["shape"]["kind"] for name, one in payloads(8).items()} == kinds
 
 
 def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:
