@@ -8,7 +8,7 @@ import numpy as np
 
 from book.checks.verdict import CheckFailed, agree, dense, finite, likeliest, refuse, require, stands_still
 from book.launch import LaunchError
-from book.words import listed
+from book.words import named
 
 
 class Scripted(NamedTuple):
@@ -67,15 +67,15 @@ def same_call(said: Mapping[int, str], number: int) -> None:
     where = f"attempt {number + 1}: "
     of = {call: [rank for rank, own in said.items() if own == call] for call in said.values()}
     if "agreed" in of and "end" in of:
-        raise CheckFailed(f"{where}agreed is called by rank {listed(of['agreed'])}, but not by rank "
-                          f"{listed(of['end'])}: the attempt ends there without a vote. Whoever finds that the sum is "
+        raise CheckFailed(f"{where}agreed is called by {named(of['agreed'])}, but not by "
+                          f"{named(of['end'])}: the attempt ends there without a vote. Whoever finds that the sum is "
                           "not whole has to say so, by agreed(False), or those that have it whole never hear of it")
     if "copy" in of:
         others = [rank for rank in said if rank not in of["copy"]]
-        raise CheckFailed(f"{where}copy is called by rank {listed(of['copy'])}, but not by rank {listed(others)}: if a "
+        raise CheckFailed(f"{where}copy is called by {named(of['copy'])}, but not by {named(others)}: if a "
                           "member is behind, all of them call it")
     raise CheckFailed(where + "the members make different calls: " + "; ".join(
-        f"{'the attempt has ended on' if call == 'end' else f'{call} is called by'} rank {listed(ranks)}"
+        f"{'the attempt has ended on' if call == 'end' else f'{call} is called by'} {named(ranks)}"
         for call, ranks in sorted(of.items())))
 
 
@@ -106,13 +106,14 @@ def trained_by_quorums(turns: Sequence[Scripted], notes: Mapping[int, Sequence[T
         tried = {rank: note for rank in turn.members if (note := notes[rank][number]) is not None}
         for rank, note in tried.items():
             _gradient(f"attempt {number + 1}, rank {rank}: ", rank, note, turn, at, rule)
-        after = {rank: note.after for rank, note in tried.items() if note.after is not None}
         if turn.fails is None:
             at = _committed(number, turn, tried, at, rule)
         else:
             _thrown_away(number, turn, tried, at)
-        for rank in after:
-            said, right = tried[rank].returned, turn.fails is None
+        for rank, note in tried.items():
+            if note.after is None:
+                continue
+            said, right = note.returned, turn.fails is None
             require(said is not None and bool(said) is right, f"attempt {number + 1}, rank {rank}: attempt returns "
                     f"{said!r}, but the step was {'committed' if right else 'not committed'}: return whether it was")
     return at.weights
@@ -204,9 +205,9 @@ def _thrown_away(number: int, turn: Scripted, tried: Mapping[int, Tried], at: St
              if not (agree(state.weights, at.weights) and agree(state.momentum, at.momentum, at.weights))]
     still = [rank for rank in after if rank not in moved]
     refuse(moved and not any(tried[rank].returned for rank in moved),
-           f"{where}. The attempt returns False on rank {listed(moved)}, but the weights or the momentum have changed: "
+           f"{where}. The attempt returns False on {named(moved)}, but the weights or the momentum have changed: "
            "vote first, and call optimizer.step() only if all agree")
-    refuse(moved and still, f"{where}. The step is made by rank {listed(moved)}, and not by rank {listed(still)}: from "
+    refuse(moved and still, f"{where}. The step is made by {named(moved)}, and not by {named(still)}: from "
            "now on their weights differ. Commit only if quorum.agreed says so, and ask it after the sum")
     refuse(moved and missed, f"{where}, and all make the step: tell quorum.agreed what quorum.sum has returned")
     refuse(moved, f"{where}, and the others make a step nevertheless, of the gradients that have come: throw the "
