@@ -10,7 +10,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from book.cost import MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, pipeline_bubble, state_bytes
+from book.cost import (MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, largest_micro_batch,
+                       pipeline_bubble, state_bytes)
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.cost.traffic import pipeline_sends
@@ -503,7 +504,7 @@ def drawn(seed: int) -> dict[str, Any]:
     """What a reader may choose."""
     some = random.Random(seed)
     chosen = {"model": some.choice(list(NAMES.values())), "tp": some.choice(SIZES[:4]), "pp": some.choice(SIZES),
-              "micro": some.choice(SIZES[:4]), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
+              "micro": some.choice(SIZES), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
               "tokens": some.choice([8192, 65536, 131072])}
     least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
     chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
@@ -519,6 +520,15 @@ def layout_of(chosen: dict[str, Any]) -> Layout:
                   recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
+def largest(way: Way) -> list[tuple[str, int]]:
+    """The largest micro-batches that fit an H100, by what is recomputed."""
+    cluster, tokens = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0]), way.num_tokens
+    return [(words, largest_micro_batch(
+        replace(MODELS[way.model], num_tokens=tokens), cluster, replace(way.layout, recompute=how),
+        SEQUENCES * 8192 // tokens, cluster.memory_bytes, EACH[SOFTWARE[0]]))
+        for words, how in zip(AGAIN, (None, "half", "full"))]
+
+
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
     page = show(ledger(10))
     page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(10)))
@@ -528,6 +538,7 @@ def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None
         found = page.evaluate(LINES, chosen)
         own = Way(8, "", models[chosen["model"]], layout_of(chosen), num_tokens=chosen["tokens"])
         assert_equal(found["own"], own.line)
+        assert [tuple(pair) for pair in found["own"]["fits"]] == largest(own)
     for line, way in zip(found["lines"], STORY, strict=True):
         assert_equal(line, way.line)
 
@@ -536,6 +547,22 @@ def assert_equal(found: dict[str, Any], line: Any) -> None:
     """A line of the page and one of Python have the same numbers and words."""
     for name, value in asdict(line).items():
         assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9, abs=1e-9)), name
+
+
+def test_the_reader_is_told_which_batch_fits_and_can_turn_to_it(show: Callable[..., Any]) -> None:
+    page = show(ledger(6))
+    said = caption(page).partition("Largest micro-batch that fits: ")[2]
+    assert said == "2 with nothing, 4 with half, 16 with all recomputed."
+    assert largest(STORY[7]) == [("nothing", 2), ("half", 4), ("all", 16)]
+    turn(page, "micro-batch", SIZES.index(16))
+    page.get_by_role("button", name="all", exact=True).click()
+    assert state(page)["limit"] != "memory"
+    turn(page, "stages", SIZES.index(1))  # the layers of all stages on each GPU
+    assert state(page)["limit"] == "memory" and "fits: none with nothing, none with half, none with" in caption(page)
+    [way] = (way for way in STORY if way.chapter == 4 and not way.opens)
+    sizes, logits = dict(largest(way)), 4 * 14 * MODELS[way.model].vocab_size * 8192
+    assert f"here {sizes['nothing']} sequence with nothing recomputed, and {sizes['all']} with all" in told(4)
+    assert f"Four would need {logits / 1e9:.1f} GB for their logits" in told(4)
 
 
 def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -> None:

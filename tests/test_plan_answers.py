@@ -134,6 +134,36 @@ def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
             assert seconds[WORDS[part]] == pytest.approx(getattr(own.cost, part), rel=1e-3)
 
 
+@pytest.mark.parametrize("model, layout", [
+    ("llama3-8b", Layout(1, 8, 1, zero_stage=3)), ("llama3-70b", Layout(8, 1, 8, sequence_parallel=1)),
+    ("llama3-70b", Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)), ("gpt3", Layout(16, 1, 8)),
+    ("llama3-70b", Layout(4, 1, 8, stages_per_rank=2, sequence_parallel=1))])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, layout: Layout) -> None:
+    """Of 120 sequences in all, some of whose divisors are no powers of two; interleaved, those that pp divides."""
+    own, batch = told(model, layout.num_gpus, layout, batch=120), 120
+    for how, size in own.micro_batches.items():
+        fitting = []
+        for micro in range(1, batch // layout.dp + 1):
+            if batch // layout.dp % (micro * (layout.pp if layout.stages_per_rank > 1 else 1)):
+                continue
+            other = replace(layout, micro_batch_size=micro, recompute=how or None)
+            fitting += [micro] * told(model, layout.num_gpus, other, batch=batch).fits
+        assert size == max(fitting, default=0), how
+    plain, *others = ((how, size or "none") for how, size in own.micro_batches.items())
+    last = str(own).splitlines()[-1]
+    assert last.startswith(f"batch    largest micro-batch that fits: {plain[1]} without recompute, {others[0][1]} with")
+    assert last.endswith(f"{others[1][1]} with full") and others[0][0] == ("selective" if "gpt" in model else "half")
+
+
+def test_a_measured_step_and_fine_tuning_change_which_micro_batch_fits() -> None:
+    layout = Layout(1, 8, 1, zero_stage=3)
+    counted = told("llama3-8b", 8, layout)
+    twice = MeasuredStep(layout, 20.0, 2 * counted.cost.memory_bytes)
+    assert told("llama3-8b", 8, layout, measured=twice).micro_batches["full"] < counted.micro_batches["full"]
+    adapters, everything = (told("llama3-8b", 1, Layout(1, 1, 1), tuning=Tuning(train)) for train in ("lora", "full"))
+    assert set(everything.micro_batches.values()) == {0} and adapters.micro_batches["full"] >= 2
+
+
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
     own = told("llama3-70b", 64, Layout(4, 2, 8, 4, zero_stage=1, sequence_parallel=1))
     text = str(own)
