@@ -10,8 +10,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from book.cost import (MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, largest_micro_batch,
-                       pipeline_bubble, state_bytes)
+from book.cost import (MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
+                       largest_micro_batch, pipeline_bubble, state_bytes)
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.cost.traffic import pipeline_sends
@@ -310,6 +310,33 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     share = 2 / 3 * large / across  # of computing, times the tokens of a replica
     assert share / 0.05 == pytest.approx(155_000, rel=0.01) and "needs $13.3 F\\beta$, 155,000 tokens" in together
     assert f"65,536 each, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
+
+
+def test_chapter_5_says_what_a_cut_leaves_of_a_products_speed() -> None:
+    """The numbers beside its roofline, with FLOPs and bytes counted matrix by matrix."""
+    says, gpu, tokens = told(5), MACHINES["h100"], 8192
+    large, small = MODELS["llama3-70b"], MODELS["llama3.2-1b"]
+    ridge = gpu.bf16_flops_per_s / gpu.memory_bytes_per_s
+
+    def per_byte(rows: float, width: int, columns: float) -> float:
+        flop = 2 * rows * width * columns
+        return flop / (2 * (rows * width + width * columns + rows * columns))
+
+    def enough(width: int, columns: float) -> float:
+        return next(rows for rows in range(1, 1 << 14) if per_byte(rows, width, columns) >= ridge)
+
+    together = {model: model.head_size * (model.num_heads + 2 * model.kv_heads) for model in (large, small)}
+    assert f"an H100 needs {ridge:.0f} FLOPs for each byte" in says
+    gate, whole, cut = (enough(model.width, columns) for model, columns in (
+        (large, large.mlp_width / 8), (small, together[small]), (small, together[small] / 8)))
+    assert f"reach the roof of 989 TFLOP/s with {gate} to {whole} tokens" in says
+    assert f"The 1B model's $Q$, $K$ and $V$, cut over eight ranks, need {cut:,}" in says
+    keys = large.head_size * large.kv_heads // 8
+    most = per_byte(1e15, large.width, keys) * gpu.memory_bytes_per_s / 1e12
+    assert (f"is {keys} columns wide with $t = 8$: with {tokens:,} tokens it has "
+            f"{per_byte(tokens, large.width, keys):.0f} FLOPs a byte, and no number of tokens lifts it above "
+            f"{most:.0f} TFLOP/s") in says
+    assert f"$Q$ and $V$, which has {per_byte(tokens, large.width, together[large] / 8):.0f}." in says
 
 
 def test_chapter_8_says_what_long_sequences_cost() -> None:
