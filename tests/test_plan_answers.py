@@ -164,6 +164,29 @@ def test_a_measured_step_and_fine_tuning_change_which_micro_batch_fits() -> None
     assert set(everything.micro_batches.values()) == {0} and adapters.micro_batches["full"] >= 2
 
 
+def test_chapter_10_reads_its_heat_map_right() -> None:
+    """The fastest layouts by tp and pp, and what the open cells lack."""
+    found = plan("llama3-70b", 64).search
+    best, held = {}, found.estimates.array("memory_bytes")
+    for place in map(int, found.ranked):
+        best.setdefault((found.layouts[place].tp, found.layouts[place].pp), place)
+    ways = {cell: (found.layouts[place], found.estimates[place]) for cell, place in best.items()}
+    rates = {cell: 512 * 8192 / 64 / cost.step_s for cell, (_, cost) in ways.items()}
+    near = {cell for cell, rate in rates.items() if rate >= 0.95 * max(rates.values())}
+    assert near == {(2, 4), (2, 8), (4, 2), (4, 4), (4, 8)}
+    assert {layout.zero_stage for (_, pp), (layout, _) in ways.items() if pp == 1} == {2, 3}
+    waits = [cost.dp_s / cost.step_s for (_, pp), (_, cost) in ways.items() if pp == 1]
+    assert (round(min(waits), 2), round(max(waits), 2)) == (0.1, 0.25)
+    assert all(0.16 < cost.tp_s / cost.step_s < 0.24 for (tp, _), (_, cost) in ways.items() if tp == 8)
+    again = {(tp, pp) for (tp, pp), (layout, _) in ways.items() if layout.recompute and pp > 1}
+    assert again == {(tp, pp) for tp, pp in ways if (tp == 1 or pp == 16) and pp > 1}
+    for tp, pp in ((1, 2), (1, 4), (2, 2)):
+        here = (found.layouts.array("tp") == tp) & (found.layouts.array("pp") == pp)
+        plain = here & (found.layouts.array("zero_stage") < 2)
+        assert (tp, pp) not in ways and held[plain].min() > 64e9 > held[here].min() and tp * pp in (2, 4)
+    assert round(MODELS["llama3-70b"].num_parameters / 1e9) == 71
+
+
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
     own = told("llama3-70b", 64, Layout(4, 2, 8, 4, zero_stage=1, sequence_parallel=1))
     text = str(own)
