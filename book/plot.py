@@ -18,6 +18,7 @@ from book.trace import Trace, TraceError
 with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -37,6 +38,8 @@ FAMILY = re.compile(r"font-family: [^;]*;")  # of each label; the whole picture 
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 NUMBERS_OF = ("d", "x", "y", "width", "height", "viewBox", "transform")  # attributes of an SVG's elements
 Curve = tuple[Sequence[float], Sequence[float]]
+SHADES = LinearSegmentedColormap.from_list("shades", ("#d8e7f6", "#17406b"))  # of the smallest number, the largest
+DARK = 0.18  # as bright as this, a colour leaves black and white letters equally readable
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
 
 
@@ -196,6 +199,36 @@ def groups(rows: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Figu
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
+    return _closed(figure)
+
+
+def heat_map(rows: Mapping[str, Mapping[str, float | None]], *, xlabel: str = "", ylabel: str = "", title: str = "",
+             without: str = "none") -> Figure:
+    """A cell with its number for each entry of each row, the larger the darker; what a row lacks has no cell.
+
+    Where the number is None, the cell is open and says what `without` says. Raises ValueError where no cell has one.
+    """
+    numbers = [number for row in rows.values() for number in row.values() if number is not None]
+    if not numbers:
+        raise ValueError("a heat map needs a number in one cell at least")
+    low, spread = min(numbers), max(numbers) - min(numbers) or 1.0
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    figure, axes = blank(0.85 + 0.42 * len(rows), title, xlabel, ylabel)
+    for y, row in enumerate(rows.values()):
+        for name, number in row.items():
+            x, text, color, ink = columns.index(name), without, INK, INK
+            if number is not None:
+                text, color = f"{number:,.0f}", SHADES((number - low) / spread)
+                bright = sum(part * channel**2.2 for part, channel in zip((0.2126, 0.7152, 0.0722), color))
+                ink = "black" if bright > DARK else "white"
+            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=color, fill=number is not None))
+            axes.annotate(text, (x, y), ha="center", va="center", color=ink, fontsize=TEXT)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
     return _closed(figure)
 
 

@@ -10,7 +10,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from book.cost import MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, pipeline_bubble, state_bytes
+from book.cost import (MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
+                       largest_micro_batch, pipeline_bubble, state_bytes)
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.cost.traffic import pipeline_sends
@@ -311,6 +312,33 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert f"65,536 each, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
 
 
+def test_chapter_5_says_what_a_cut_leaves_of_a_products_speed() -> None:
+    """The numbers beside its roofline, with FLOPs and bytes counted matrix by matrix."""
+    says, gpu, tokens = told(5), MACHINES["h100"], 8192
+    large, small = MODELS["llama3-70b"], MODELS["llama3.2-1b"]
+    ridge = gpu.bf16_flops_per_s / gpu.memory_bytes_per_s
+
+    def per_byte(rows: float, width: int, columns: float) -> float:
+        flop = 2 * rows * width * columns
+        return flop / (2 * (rows * width + width * columns + rows * columns))
+
+    def enough(width: int, columns: float) -> float:
+        return next(rows for rows in range(1, 1 << 14) if per_byte(rows, width, columns) >= ridge)
+
+    together = {model: model.head_size * (model.num_heads + 2 * model.kv_heads) for model in (large, small)}
+    assert f"an H100 needs {ridge:.0f} FLOPs for each byte" in says
+    gate, whole, cut = (enough(model.width, columns) for model, columns in (
+        (large, large.mlp_width / 8), (small, together[small]), (small, together[small] / 8)))
+    assert f"reach the roof of 989 TFLOP/s with {gate} to {whole} tokens" in says
+    assert f"The 1B model's $Q$, $K$ and $V$, cut over eight ranks, need {cut:,}" in says
+    keys = large.head_size * large.kv_heads // 8
+    most = per_byte(1e15, large.width, keys) * gpu.memory_bytes_per_s / 1e12
+    assert (f"is {keys} columns wide with $t = 8$: with {tokens:,} tokens it has "
+            f"{per_byte(tokens, large.width, keys):.0f} FLOPs a byte, and no number of tokens lifts it above "
+            f"{most:.0f} TFLOP/s") in says
+    assert f"$Q$ and $V$, which has {per_byte(tokens, large.width, together[large] / 8):.0f}." in says
+
+
 def test_chapter_8_says_what_long_sequences_cost() -> None:
     says, model, over = told(8), MODELS["llama3-8b"], cluster_of("h100", 16, SOFTWARE[0]).overheads
     whole, cut = (way.line for way in STORY if way.chapter == 8)
@@ -503,7 +531,7 @@ def drawn(seed: int) -> dict[str, Any]:
     """What a reader may choose."""
     some = random.Random(seed)
     chosen = {"model": some.choice(list(NAMES.values())), "tp": some.choice(SIZES[:4]), "pp": some.choice(SIZES),
-              "micro": some.choice(SIZES[:4]), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
+              "micro": some.choice(SIZES), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
               "tokens": some.choice([8192, 65536, 131072])}
     least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
     chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
@@ -519,6 +547,15 @@ def layout_of(chosen: dict[str, Any]) -> Layout:
                   recompute={"half": "half", "all": "full"}.get(chosen["again"]))
 
 
+def largest(way: Way) -> list[tuple[str, int]]:
+    """The largest micro-batches that fit an H100, by what is recomputed."""
+    cluster, tokens = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0]), way.num_tokens
+    return [(words, largest_micro_batch(
+        replace(MODELS[way.model], num_tokens=tokens), cluster, replace(way.layout, recompute=how),
+        SEQUENCES * 8192 // tokens, cluster.memory_bytes, EACH[SOFTWARE[0]]))
+        for words, how in zip(AGAIN, (None, "half", "full"))]
+
+
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
     page = show(ledger(10))
     page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(10)))
@@ -528,6 +565,7 @@ def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None
         found = page.evaluate(LINES, chosen)
         own = Way(8, "", models[chosen["model"]], layout_of(chosen), num_tokens=chosen["tokens"])
         assert_equal(found["own"], own.line)
+        assert [tuple(pair) for pair in found["own"]["fits"]] == largest(own)
     for line, way in zip(found["lines"], STORY, strict=True):
         assert_equal(line, way.line)
 
@@ -536,6 +574,22 @@ def assert_equal(found: dict[str, Any], line: Any) -> None:
     """A line of the page and one of Python have the same numbers and words."""
     for name, value in asdict(line).items():
         assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9, abs=1e-9)), name
+
+
+def test_the_reader_is_told_which_batch_fits_and_can_turn_to_it(show: Callable[..., Any]) -> None:
+    page = show(ledger(6))
+    said = caption(page).partition("Largest micro-batch that fits: ")[2]
+    assert said == "2 with nothing, 4 with half, 16 with all recomputed."
+    assert largest(STORY[7]) == [("nothing", 2), ("half", 4), ("all", 16)]
+    turn(page, "micro-batch", SIZES.index(16))
+    page.get_by_role("button", name="all", exact=True).click()
+    assert state(page)["limit"] != "memory"
+    turn(page, "stages", SIZES.index(1))  # the layers of all stages on each GPU
+    assert state(page)["limit"] == "memory" and "fits: none with nothing, none with half, none with" in caption(page)
+    [way] = (way for way in STORY if way.chapter == 4 and not way.opens)
+    sizes, logits = dict(largest(way)), 4 * 14 * MODELS[way.model].vocab_size * 8192
+    assert f"here {sizes['nothing']} sequence with nothing recomputed, and {sizes['all']} with all" in told(4)
+    assert f"Four would need {logits / 1e9:.1f} GB for their logits" in told(4)
 
 
 def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -> None:

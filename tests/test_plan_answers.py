@@ -134,6 +134,59 @@ def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
             assert seconds[WORDS[part]] == pytest.approx(getattr(own.cost, part), rel=1e-3)
 
 
+@pytest.mark.parametrize("model, layout", [
+    ("llama3-8b", Layout(1, 8, 1, zero_stage=3)), ("llama3-70b", Layout(8, 1, 8, sequence_parallel=1)),
+    ("llama3-70b", Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)), ("gpt3", Layout(16, 1, 8)),
+    ("llama3-70b", Layout(4, 1, 8, stages_per_rank=2, sequence_parallel=1))])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, layout: Layout) -> None:
+    """Of 120 sequences in all, some of whose divisors are no powers of two; interleaved, those that pp divides."""
+    own, batch = told(model, layout.num_gpus, layout, batch=120), 120
+    for how, size in own.micro_batches.items():
+        fitting = []
+        for micro in range(1, batch // layout.dp + 1):
+            if batch // layout.dp % (micro * (layout.pp if layout.stages_per_rank > 1 else 1)):
+                continue
+            other = replace(layout, micro_batch_size=micro, recompute=how or None)
+            fitting += [micro] * told(model, layout.num_gpus, other, batch=batch).fits
+        assert size == max(fitting, default=0), how
+    plain, *others = ((how, size or "none") for how, size in own.micro_batches.items())
+    last = str(own).splitlines()[-1]
+    assert last.startswith(f"batch    largest micro-batch that fits: {plain[1]} without recompute, {others[0][1]} with")
+    assert last.endswith(f"{others[1][1]} with full") and others[0][0] == ("selective" if "gpt" in model else "half")
+
+
+def test_a_measured_step_and_fine_tuning_change_which_micro_batch_fits() -> None:
+    layout = Layout(1, 8, 1, zero_stage=3)
+    counted = told("llama3-8b", 8, layout)
+    twice = MeasuredStep(layout, 20.0, 2 * counted.cost.memory_bytes)
+    assert told("llama3-8b", 8, layout, measured=twice).micro_batches["full"] < counted.micro_batches["full"]
+    adapters, everything = (told("llama3-8b", 1, Layout(1, 1, 1), tuning=Tuning(train)) for train in ("lora", "full"))
+    assert set(everything.micro_batches.values()) == {0} and adapters.micro_batches["full"] >= 2
+
+
+def test_chapter_10_reads_its_heat_map_right() -> None:
+    """The fastest layouts by tp and pp, and what the open cells lack."""
+    found = plan("llama3-70b", 64).search
+    best, held = {}, found.estimates.array("memory_bytes")
+    for place in map(int, found.ranked):
+        best.setdefault((found.layouts[place].tp, found.layouts[place].pp), place)
+    ways = {cell: (found.layouts[place], found.estimates[place]) for cell, place in best.items()}
+    rates = {cell: 512 * 8192 / 64 / cost.step_s for cell, (_, cost) in ways.items()}
+    near = {cell for cell, rate in rates.items() if rate >= 0.95 * max(rates.values())}
+    assert near == {(2, 4), (2, 8), (4, 2), (4, 4), (4, 8)}
+    assert {layout.zero_stage for (_, pp), (layout, _) in ways.items() if pp == 1} == {2, 3}
+    waits = [cost.dp_s / cost.step_s for (_, pp), (_, cost) in ways.items() if pp == 1]
+    assert (round(min(waits), 2), round(max(waits), 2)) == (0.1, 0.25)
+    assert all(0.16 < cost.tp_s / cost.step_s < 0.24 for (tp, _), (_, cost) in ways.items() if tp == 8)
+    again = {(tp, pp) for (tp, pp), (layout, _) in ways.items() if layout.recompute and pp > 1}
+    assert again == {(tp, pp) for tp, pp in ways if (tp == 1 or pp == 16) and pp > 1}
+    for tp, pp in ((1, 2), (1, 4), (2, 2)):
+        here = (found.layouts.array("tp") == tp) & (found.layouts.array("pp") == pp)
+        plain = here & (found.layouts.array("zero_stage") < 2)
+        assert (tp, pp) not in ways and held[plain].min() > 64e9 > held[here].min() and tp * pp in (2, 4)
+    assert round(MODELS["llama3-70b"].num_parameters / 1e9) == 71
+
+
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
     own = told("llama3-70b", 64, Layout(4, 2, 8, 4, zero_stage=1, sequence_parallel=1))
     text = str(own)

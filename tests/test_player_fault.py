@@ -51,9 +51,9 @@ def rebound_step(chunks: list[torch.Tensor], step: int) -> None:
     mine = incoming
 
 
-def in_a_cell(function: Callable) -> Callable:
-    """The same function as a notebook's cell defines it."""
-    source, name = inspect.getsource(function), f"<ipython-input-{function.__name__}>"
+def in_a_cell(function: Callable, *helpers: Callable) -> Callable:
+    """The same function as a notebook's cell defines it, with its helpers."""
+    source, name = "".join(map(inspect.getsource, (function, *helpers))), f"<ipython-input-{function.__name__}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     namespace = {**function.__globals__, "__name__": "__main__"}
     exec(compile(source, name, "exec"), namespace)
@@ -89,6 +89,76 @@ def test_the_line_of_the_cell_that_sent_is_told() -> None:
     old = played(Trace.from_json(json.dumps(without)))
     assert "line" not in old and old["says"] == played(trace)["says"]
     assert {event.line for event in launch(rebound, 2, rebound_step, record=True).trace.events} == {None}, "no cell's"
+
+
+def shifted(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+    """A helper that is handed its chunks: to the right goes one, from the left comes the other."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    transfers = [dist.P2POp(dist.isend, outgoing, (rank + 1) % size),
+                 dist.P2POp(dist.irecv, incoming, (rank - 1) % size)]
+    for request in dist.batch_isend_irecv(transfers):
+        request.wait()
+
+
+def exchanged(*, outgoing: torch.Tensor, incoming: torch.Tensor, into: torch.Tensor) -> None:
+    """A helper of helpers."""
+    shifted(outgoing, incoming)
+    into += incoming
+
+
+def ring_of_helpers(chunks: list[torch.Tensor], _: int) -> None:
+    """A reduce-scatter that sends a wrong chunk by a helper of helpers, which it is not in itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(size - 1):
+        outgoing, mine = chunks[(rank + step) % size], chunks[(rank + step - 1) % size]
+        exchanged(outgoing=outgoing, incoming=torch.empty_like(mine),
+                  into=mine)
+
+
+def ring_of_one(chunks: list[torch.Tensor], _: int) -> None:
+    """A wrong step that is in no loop: nobody knows that the schedule is here."""
+    shifted(chunks[0], chunks[0].clone())
+
+
+def looped(chunk: torch.Tensor) -> None:
+    """Sends what it is handed in a loop of its own: to the right, and receives from the left."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for away in (1,):
+        request = dist.isend(chunk, (rank + away) % size)
+        dist.recv(chunk.clone(), (rank - away) % size)
+        request.wait()
+
+
+def one_of_many(chunks: list[torch.Tensor], _: int) -> None:
+    """Calls a helper in a loop, but the helper has one too."""
+    for _ in range(2):
+        looped(chunks[0])
+
+
+def picks(chunks: list[torch.Tensor], number: int) -> None:
+    """Chooses what it sends itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    request = dist.isend(chunks[number], (rank + 1) % size)
+    dist.recv(chunks[number].clone(), (rank - 1) % size)
+    request.wait()
+
+
+def told_to_pick(chunks: list[torch.Tensor], _: int) -> None:
+    """Calls a helper in a loop that chooses what it sends."""
+    for number in range(2):
+        picks(chunks, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step, function, source", [
+    (ring_of_helpers, "ring_of_helpers", "exchanged(outgoing=outgoing, incoming=torch.empty_like(mine),"),
+    (ring_of_one, "shifted", "for request in dist.batch_isend_irecv(transfers):"),
+    (one_of_many, "looped", "request = dist.isend(chunk, (rank + away) % size)"),
+    (told_to_pick, "picks", "request = dist.isend(chunks[number], (rank + 1) % size)")])
+def test_the_line_of_helpers_is_that_of_the_loop_that_chose_what_they_send(step: Callable, function: str,
+                                                                           source: str) -> None:
+    trace = launch(rebound, 4, in_a_cell(step, shifted, exchanged, looped, picks), record=True).trace
+    assert {event.line and event.line[1:] for event in trace.of_kind("send")} == {(function, source)}
 
 
 @pytest.mark.parametrize("what", ["replaced", "another chunk", "left out"])
@@ -216,9 +286,10 @@ def test_a_right_run_has_nothing_wrong_in_its_title(show: Callable) -> None:
 def test_the_website_tells_the_line_of_a_chapters_broken_run(site: Site, browser: Browser) -> None:
     page, log = browser.open((site.folder / "chapters" / "03_ring_all_reduce.html").as_uri())
     told = page.locator(".lk-callline:not(:empty)")
-    assert set(told.all_inner_texts()) == {
-        "Sent by line 5 of your cell, in exchange: for request in dist.batch_isend_irecv(transfers):"}
-    assert told.count() == 2
+    assert told.all_inner_texts() == [
+        "Sent by line 8 of your cell, in wrong_chunk: exchange(outgoing, incoming)",
+        "Sent by line 6 of your cell, in copy_instead_of_add: "
+        "exchange(outgoing, chunks[(rank - step - 1) % world_size])"]
     log.assert_clean()
 
 

@@ -113,6 +113,32 @@ def test_matrices_stand_side_by_side_and_what_belongs_to_one_has_one_colour():
     assert axes.get_aspect() == 1 and axes.yaxis_inverted()
 
 
+def brightness(color: tuple[float, ...]) -> float:
+    """A colour's relative luminance by WCAG 2."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_heat_map_has_a_readable_number_in_each_cell_and_an_open_cell_where_there_is_none():
+    rows = {"1": {"a": 10.0, "b": 1234.4, "c": None}, "2": {"a": 400.0, "d": 800.0}}
+    axes = plot.heat_map(rows, xlabel="x", ylabel="y", without="does\nnot fit").axes[0]
+    texts = {text.xy: text for text in axes.texts}
+    assert {place: text.get_text() for place, text in texts.items()} == {
+        (0, 0): "10", (1, 0): "1,234", (2, 0): "does\nnot fit", (0, 1): "400", (3, 1): "800"}
+    cells = {(round(cell.get_x() + 0.48), round(cell.get_y() + 0.46)): cell for cell in axes.patches}
+    assert cells.keys() == texts.keys() and [place for place, cell in cells.items() if not cell.get_fill()] == [(2, 0)]
+    by_number = sorted((text.get_text().replace(",", ""), place) for place, text in texts.items() if place != (2, 0))
+    shades = [brightness(cells[place].get_facecolor()) for _, place in sorted((float(n), p) for n, p in by_number)]
+    assert shades == sorted(shades, reverse=True) and len(set(shades)) == 4
+    for share in range(101):
+        every = plot.heat_map({"": {"low": 0, "at": share, "high": 100}}).axes[0]
+        ground, ink = (brightness(plot.plt.matplotlib.colors.to_rgb(color)) for color in (
+            every.patches[1].get_facecolor(), every.texts[1].get_color()))
+        assert (max(ground, ink) + 0.05) / (min(ground, ink) + 0.05) >= 4.5
+    with pytest.raises(ValueError, match="a number in one cell at least"):
+        plot.heat_map({"1": {"a": None}})
+
+
 def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_legend():
     figure = plot.graph({"4 ranks": ([1, 2], [0.75, 0.6])}, {"4 ranks": ([1, 2], [0.75, 0.6]), "alone": ([1], [0.5])},
                          xlabel="micro-batches", ylabel="idle", units=("", "%"), log="x")
@@ -160,6 +186,8 @@ FIGURES = {
     "graph": lambda: plot.graph({"ring": (CAPS, CAPS), "a tree with two roots": (CAPS, CAPS), "no cuts": (CAPS, CAPS)},
                                 xlabel="buffer", ylabel="time", title=LONG, units=("B", "s"), log="xy",
                                 marks={"even": 10}),
+    "heat_map": lambda: plot.heat_map({str(n): {str(m): 1000.0 * n for m in range(5)} for n in (1, 2)}, xlabel="stages",
+                                      ylabel="ranks", title=LONG),
     "lines": lambda: plot.lines({"1 rank": [3.0, 2.0], "4 ranks": [3.0, 2.0]}, "step", "loss", LONG),
     "timeline": lambda: plot.timeline(TRACE, LONG),
     "time_against_size": lambda: plot.time_against_size([1e3, 1e6], {"ring": [1e-4, 2e-3]}, {"ring": [1e-4, 2e-3]},

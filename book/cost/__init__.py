@@ -10,7 +10,7 @@
     sizes        Experts, Latent: what some models have; Sizes: a model as an estimate needs it
     layouts      Layout: how a step is cut over GPUs, and all ways to cut it
     cluster      Cluster, Overheads: what trains, and what software makes of it
-    step         estimate: memory, traffic and time of a layout, or of all at once
+    step         estimate: memory, traffic and time of a layout, or of all at once; largest_micro_batch: which fits
     terms        Terms: what a rank of each layout holds and sends;  seconds: the time of a step, part by part
     search       all layouts of a model on a cluster, the fastest that fits, and why
     published    layouts from papers, with the times of their steps;  reported: those of vendors and projects
@@ -40,7 +40,7 @@ from book.cost.models import MODELS, model_named
 from book.cost.network import Network
 from book.cost.sizes import Experts, Latent
 from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, SHARDED_FROM, StateBytes, state_bytes
-from book.cost.step import Estimate, estimate, estimates
+from book.cost.step import Estimate, estimate, estimates, largest_micro_batch
 from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, context_parallel_sent_bytes, flows,
                                hybrid_sent_bytes, num_passes, sent_bytes, sharded_sent_bytes,
@@ -54,8 +54,8 @@ __all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "M
            "Tuning", "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s",
            "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of",
            "context_parallel_sent_bytes", "estimate", "estimates", "explain", "fit_ring_link", "flows", "gather_s",
-           "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s",
-           "layout_of", "machine_of", "model_named", "num_passes", "parameter_server_all_reduce_s", "pipeline_bubble",
-           "plan", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes",
-           "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes",
-           "tensor_parallel_sent_bytes", "told", "tree_all_reduce_s", "usable_bytes"]
+           "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "largest_micro_batch",
+           "latency_bound_s", "layout_of", "machine_of", "model_named", "num_passes", "parameter_server_all_reduce_s",
+           "pipeline_bubble", "plan", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s",
+           "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes",
+           "state_bytes", "tensor_parallel_sent_bytes", "told", "tree_all_reduce_s", "usable_bytes"]

@@ -16,7 +16,7 @@ from book.cost.refusals import other_layouts, refusal
 from book.cost.scoreboard import bar, memory_errors
 from book.cost.scoreboard import measured as measured_rows
 from book.cost.search import WORDS, Search, usable_bytes
-from book.cost.step import PARTS, Estimate, estimates, frozen_bytes
+from book.cost.step import PARTS, Estimate, estimates, frozen_bytes, largest_micro_batch
 from book.cost.transformer import Transformer
 from book.cost.tuning import FULL, Tuning
 
@@ -142,6 +142,14 @@ class LayoutAnswer:
     def fits(self) -> bool:
         """Whether a plan could choose it."""
         return bool(self.cost.memory_bytes <= self.usable_bytes)
+
+    @property
+    def micro_batches(self) -> dict[str, int]:
+        """Sequences of the largest micro-batch that fits with each recomputation, 0 where none does."""
+        between = "selective" if self.model.attention == "scores" else "half"
+        return {how or "": largest_micro_batch(
+            self.model, self.cluster, replace(self.layout, recompute=how), self.global_batch, self.usable_bytes,
+            self.tuning.each, self.tuning) for how in (None, between, "full")}
 
     def __str__(self) -> str:
         """The estimate, one line per figure."""
@@ -320,6 +328,9 @@ def _told(found: LayoutAnswer) -> Iterator[str]:
     if not found.fits:
         yield f"         it does not fit: {cost.memory_bytes / found.usable_bytes - 1:.0%} too much"
         yield from other_layouts(found.model, cluster, found.layout, found.global_batch, found.tuning)
+    plain, *others = ((how, size or "none") for how, size in found.micro_batches.items())
+    yield (f"batch    largest micro-batch that fits: {plain[1]} without recompute, "
+           + ", ".join(f"{size} with {how}" for how, size in others))
 
 
 def _lines(found: Plan) -> Iterator[str]:

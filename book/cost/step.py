@@ -6,13 +6,13 @@ or the last one's counts, whichever keeps more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from book.columns import Columns, measure
 from book.cost.cluster import Cluster
-from book.cost.layouts import Layout
+from book.cost.layouts import Layout, divisors
 from book.cost.seconds import seconds
 from book.cost.state import ADAM_MIXED, StateBytes
 from book.cost.terms import Terms
@@ -83,6 +83,22 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
     peak = cluster.num_gpus * cluster.flops_per_s
     flops = model.step_flops(global_batch) - tuning.spared_flops(model, global_batch)
     return Columns(Estimate, {**found, "mfu": flops / (peak * found["step_s"])})
+
+
+def largest_micro_batch(model: Transformer, cluster: Cluster, layout: Layout, global_batch: int, room_bytes: float,
+                        each: StateBytes = ADAM_MIXED, tuning: Tuning = FULL) -> int:
+    """Sequences of the largest micro-batch with which a GPU holds no more than `room_bytes`; 0 if none fits.
+
+    Everything else of the layout stays as it is, and what it holds never shrinks as micro-batches grow. Interleaved
+    stages take only sizes that leave a number of micro-batches that pp divides, as Megatron's do. Raises ValueError as
+    `estimates` does.
+    """
+    sequences = max(global_batch // layout.dp, 1)
+    layouts = [replace(layout, micro_batch_size=size) for size in divisors(sequences)]
+    held = estimates(model, cluster, layouts, global_batch, each, uneven=True, tuning=tuning).array("memory_bytes")
+    often = layout.pp if layout.stages_per_rank > 1 else 1
+    return max((one.micro_batch_size for one, num_bytes in zip(layouts, held)
+                if num_bytes <= room_bytes and sequences // one.micro_batch_size % often == 0), default=0)
 
 
 def frozen_bytes(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], global_batch: int,

@@ -29,10 +29,20 @@ def line(chain: Sequence[Place]) -> CallSite:
     conditions = [found for place in chain for found in _conditions(paths[place], place[1])]
     likely = [found for found in conditions if _OF_RANKS.search(found.text)]
     handler, block = next((found for place in chain for found in _handlers(place[0], paths[place])), (None, 0))
-    loops = [_head(node) for node, part in paths[chain[0]]
-             if isinstance(node, (ast.For, ast.While)) and part == "body"]
+    loops = [_head(node) for node in _loops(paths[chain[0]])]
     return CallSite(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
                     next(iter(likely or conditions), None), handler, block)
+
+
+@functools.cache
+def in_loop(filename: str, number: int) -> bool:
+    """Whether a line stands in the body of a loop of its function."""
+    return bool(_loops(_path(filename, number)))
+
+
+def _loops(path: Sequence[tuple[ast.AST, str]]) -> list[ast.AST]:
+    """The loops that have a line in their bodies, outermost first."""
+    return [node for node, part in path if isinstance(node, (ast.For, ast.While)) and part == "body"]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import children, explain, family, files, kept, starts, transfer, where
+from book.launch import children, explain, family, files, kept, sender, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.messages import MessageAgreement
@@ -121,7 +121,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     _stand_in_for_main(function)
     if record:
         from book import record as recorder
-        recorder.start(where.cell_line)
+        recorder.start(sender.cell_line)
     line.send("entered")
     result = function(*args)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch has set it, see children

@@ -8,7 +8,6 @@ import functools
 import linecache
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -17,13 +16,11 @@ from typing import Any
 from book.launch import pending
 from book.launch.stacks import StackLine
 from book.tap.place import BOOK, is_book, is_learners, is_unseen
-from book.trace_schema import CellLine
 from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
-LONGEST_LINE = 120  # characters of a line that a trace keeps
 
 
 @dataclass(frozen=True)
@@ -69,23 +66,6 @@ def _label(filename: str) -> str:
 def place_of(filename: str, number: int) -> Place:
     """The place of a line, by its file and number."""
     return _place(StackLine(filename, number, ""))
-
-
-def cell_line() -> CellLine | None:
-    """The innermost line of a notebook cell in this thread; None without a cell.
-
-    Called for every message of a recorded run: a few microseconds, and no file is read twice.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_cell(frame.f_code.co_filename):
-        frame = frame.f_back
-    return None if frame is None else _numbered(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
-@functools.cache
-def _numbered(filename: str, number: int, function: str) -> CellLine:
-    source = StackLine(filename, number, function).source
-    return CellLine(number, function, source if len(source) <= LONGEST_LINE else source[:LONGEST_LINE - 1] + "…")
 
 
 def own_lines(lines: Sequence[StackLine]) -> Sequence[StackLine]:

@@ -51,10 +51,10 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def start(line: Callable[[], CellLine | None] | None = None) -> None:
+def start(line: Callable[[Sequence[torch.Tensor]], CellLine | None] | None = None) -> None:
     """Record this process from now on: call it in a rank before `dist.init_process_group()`.
 
-    `line()` says of each send which line of the reader's code it is, if that is known.
+    `line(tensors)` says of each send of these which line of the reader's code it is, if that is known.
     """
     recorder = _get_recorder()
     recorder.started, recorder.line = True, line
@@ -154,7 +154,7 @@ class _Recorder(tap.Subscriber):
         self.recording = Recording()
         self._indices: dict[int, int] = {}  # positions of operations in the recording, by their serial numbers
         self.started = False  # until `start`, it only keeps emitted events
-        self.line: Callable[[], CellLine | None] | None = None
+        self.line: Callable[[Sequence[torch.Tensor]], CellLine | None] | None = None
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: BufferWatch | None = None
@@ -169,7 +169,7 @@ class _Recorder(tap.Subscriber):
             return
         kind, collective = (op.kind, None) if op.is_message else ("collective", op.kind)
         operation = Operation(kind, collective, op.group.name, op.group.ranks, op.peer, op.tag, float(op.num_bytes),
-                              start_ns=0, line=self.line() if self.line and kind == "send" else None,
+                              start_ns=0, line=self.line(tensors) if self.line and kind == "send" else None,
                               parts=tuple(map(float, op.part_bytes)) or None)
         with self._lock:
             recording = self.recording

@@ -166,4 +166,23 @@ function estimate(model, cluster, layout, global_batch, each) {
   return { ...found, mfu: stepFlops(model, global_batch) / (peak * found.step_s) };
 }
 
-export { Terms, costs, estimate };
+/**
+ * Sequences of the largest micro-batch with which a GPU holds no more than `room_bytes`; 0 if none fits.
+ * @param {Sizes} model
+ * @param {Cluster} cluster
+ * @param {Layout} layout
+ * @param {number} global_batch
+ * @param {number} room_bytes
+ * @param {{parameters: number, gradients: number, optimizer: number}} each
+ * @returns {number}
+ */
+function largest_micro_batch(model, cluster, layout, global_batch, room_bytes, each) {
+  const sequences = global_batch / layout.dp;
+  const often = layout.stages_per_rank > 1 ? layout.pp : 1;
+  const held = micro_batch_size => new Terms(model, cluster, { ...layout, micro_batch_size }, global_batch, each).held();
+  let size = sequences;
+  while (size && (sequences % size || (sequences / size) % often || held(size).memory_bytes > room_bytes)) size--;
+  return size;
+}
+
+export { Terms, costs, estimate, largest_micro_batch };

@@ -3,6 +3,7 @@
 import { make, bytes, short, num, pill, sum } from "./scene.js";
 import { explorer, trim } from "./explorer.js";
 import { entry } from "../twin/plan_ledger.js";
+import { largest_micro_batch } from "../twin/plan_step.js";
 
 const { max, min, round } = Math;
 // What a GPU holds, and the hues.
@@ -25,10 +26,8 @@ const percent = share => (share < 0.005 ? "–" : `${round(100 * share)}\u00a0%`
 // # answer
 function answer(chosen, data) {
   const { machine, step_tokens, each, large } = data;
-  const line = ({ model, layout, tokens }) => {
-    const sizes = { ...data.models[model], num_tokens: tokens };
-    return entry(sizes, machine, layout, step_tokens / tokens, each, large);
-  };
+  const of = ({ model, tokens }) => ({ ...data.models[model], num_tokens: tokens });
+  const line = way => entry(of(way), machine, way.layout, step_tokens / way.tokens, each, large);
   const lines = data.ways.map(way => ({ ...way, ...line(way) }));
   const { model, gpus, tp, pp, zero, micro, again, cp = 1, ep = 1, tokens = data.tokens } = chosen;
   const dp = gpus / (tp * pp * cp);
@@ -37,7 +36,10 @@ function answer(chosen, data) {
   const long = tokens > data.tokens ? [`${tokens / 1024}k tokens`] : [];
   const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...long, ...said(layout)].join(", ");
   const own = { chapter: "you", name, model, layout, tokens };
-  return { lines, own: { ...own, ...line(own) } };
+  const largest = recompute =>
+    largest_micro_batch(of(own), machine, { ...layout, recompute }, step_tokens / tokens, machine.memory_bytes, each);
+  const fits = Object.entries(data.again).map(([words, how]) => [words, largest(how)]);
+  return { lines, own: { ...own, ...line(own), fits } };
 }
 
 function said({ pp, dp, cp, tp, ep, zero_stage, recompute }) {
@@ -134,9 +136,11 @@ function tell({ own }) {
   const state = sum(HELD.slice(0, 3), ([key]) => own[key]);
   const parts = `${trim(bytes(state))} of state, ${trim(bytes(own.activation_bytes))} of activations`;
   const who = `${own.model} on ${own.name}: `;
+  const sizes = own.fits.map(([how, size]) => `${size || "none"} with ${how}`).join(", ");
+  const largest = ` Largest micro-batch that fits: ${sizes} recomputed.`;
   if (own.limit === "memory") {
     const [all, room] = [own.memory_bytes, own.room_bytes].map(x => trim(bytes(x)));
-    return [["", who], [`${all} do not fit`, ` into ${room}: ${parts}.`, true]];
+    return [["", who], [`${all} do not fit`, ` into ${room}: ${parts}.`, true], ["", largest]];
   }
   const waits = own.exposed_s + own.idle_s;
   const why = waits < 0.005 * own.step_s ? "and never waits" : `of which ${short(waits)} wait for others`;
@@ -144,6 +148,7 @@ function tell({ own }) {
     ["", who],
     [`${whole(own.tokens_per_s)} tokens/s per GPU`, `. A GPU holds ${trim(bytes(own.memory_bytes))}: ${parts}. `],
     ["", `A step takes ${short(own.step_s)}, ${why}.`],
+    ["", largest],
   ];
 }
 

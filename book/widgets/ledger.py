@@ -53,7 +53,7 @@ class Ledger(Explorer):
             Dial("tp", "tensor parallel", SIZES[:4], last.layout.tp), Dial("pp", "stages", SIZES, last.layout.pp),
             Dial("zero", "ZeRO stage", tuple(range(4)), last.layout.zero_stage), *(cut if cuts else ()),
             *((experts,) if spreads else ()),
-            Dial("micro", "micro-batch", SIZES[:4], last.layout.micro_batch_size),
+            Dial("micro", "micro-batch", SIZES, last.layout.micro_batch_size),
             Dial("again", "recomputed", AGAIN, AGAIN[0], "word")))
 
     def data(self, live: bool) -> dict[str, Any]:
