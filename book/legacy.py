@@ -264,5 +264,10 @@ def _table_row(row: Row) -> str:
     anchor = re.sub(r"[^a-z0-9]+", "-", row.old.lower()).strip("-")  # as docutils makes it from the heading
     today = f"{row.happened}. {SENTENCE_END.split(row.today)[0]}"
     words = re.sub("`(.*?)`", r"<code>\1</code>", html.escape(capitalised(today)))
-    return (f'<tr><td><a href="#{anchor}"><code>{html.escape(row.old)}</code></a></td>'
-            f"<td>{words}</td><td><code>{html.escape(row.new)}</code></td></tr>")
+    return (f'<tr><td><a href="#{anchor}">{_breakable(row.old)}</a></td>'
+            f"<td>{words}</td><td>{_breakable(row.new)}</td></tr>")
+
+
+def _breakable(call: str) -> str:
+    """A call that may go on in the next line behind a dot or a bracket and before an underscore, not inside a word."""
+    return f"<code>{re.sub(r'(?<=[.(=])(?=[^.)=])|(?<=[a-z])(?=_)', '<wbr>', html.escape(call))}</code>"

@@ -29,8 +29,9 @@ DPI = 120
 TEXT = 10  # points
 ROW = 0.2  # inches from one line of this text to the next
 LINE, TITLE_LINE = 44, 47  # characters of this text, and of a title, that fit across a figure
-SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
-MARKERS = ("o", "s", "^", "D")
+SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4", "#a08526", "#c2528b")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+CLOUD = 50  # points that are small, in a picture of pixels
 SVG = "http://www.w3.org/2000/svg"
 GROUP = f"{{{SVG}}}g"
 UNSEEN = "fill: none; opacity: 0"  # of the paper, and of the axes' background
@@ -150,7 +151,8 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
 
     `units` of x and y are "", "%" (of shares), "B" or "s"; the axes that `log` names ("x", "y" or "xy") are
     logarithmic, x with ticks at the values of the first line, or at every second one if there are more than seven.
-    Each of `marks` is a dotted line across x with its name, such as where two lines cross.
+    Each of `marks` is a dotted line across x with its name, such as where two lines cross. Lines lie over points, and
+    a few points over many.
     """
     figure, axes = blank(3.0, title, xlabel, ylabel)
     for place, name in enumerate(dict.fromkeys([*lines, *points])):
@@ -158,9 +160,10 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
         if name in lines:
             axes.plot(*lines[name], color=color, linewidth=2, label=name, zorder=3)  # points do not hide it
         if name in points:
-            label, is_cloud = None if name in lines else name, len(points[name][0]) >= 50
+            label, num_points = None if name in lines else name, len(points[name][0])
+            is_cloud = num_points >= CLOUD
             axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=3 if is_cloud else 6,
-                      label=label, rasterized=is_cloud)
+                      label=label, rasterized=is_cloud, zorder=2 + 1 / (1 + num_points))
     for axis, side, unit in (("x", axes.xaxis, units[0]), ("y", axes.yaxis, units[1])):
         if axis in log:
             axes.set(**{f"{axis}scale": "log"})

@@ -97,6 +97,14 @@ def test_a_page_is_inert_whatever_was_drawn(browser: Browser, tmp_path: Path) ->
     log.assert_clean()
 
 
+@pytest.mark.browser
+def test_a_long_name_does_not_make_a_phone_s_page_scroll(browser: Browser, tmp_path: Path) -> None:
+    long = {**record(), "student": "_".join(["featherstonehaugh"] * 4)}
+    (tmp_path / "page.html").write_text(student_page(long, "15_parameter_server"), encoding="utf-8")
+    page, _ = browser.open((tmp_path / "page.html").as_uri(), width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 @pytest.mark.slow
 def test_a_wrong_ring_is_played_from_its_first_wrong_step() -> None:
     wrong = answers(reduce_scatter_step=("(rank - step - 1) % world_size]", "(rank - step) % world_size]"))

@@ -150,6 +150,16 @@ def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_l
     assert axes.yaxis.get_major_formatter()(0.375) == "37.5 %"
 
 
+def test_six_series_of_a_graph_look_different_and_few_points_lie_over_many():
+    points = {f"{num} points": (list(range(num)),) * 2 for num in (200, 3, 90, 1, 20)}
+    exact, *clouds = plot.graph({"exact": ([0, 1], [0, 1])}, points, xlabel="", ylabel="").axes[0].lines
+    assert len({line.get_color() for line in (exact, *clouds)}) == 6
+    assert len({line.get_marker() for line in clouds}) == 5
+    lowest_first = sorted(clouds, key=lambda line: line.get_zorder())
+    assert [line.get_label() for line in lowest_first] == [f"{num} points" for num in (200, 90, 20, 3, 1)]
+    assert exact.get_zorder() > max(line.get_zorder() for line in clouds)
+
+
 def test_a_graph_has_its_marks_and_a_tick_at_every_second_of_many_values():
     caps = [2.0**exponent for exponent in range(8)]
     axes = plot.graph({"ring": (caps, caps), "tree": (caps, caps)}, xlabel="buffer", ylabel="time", units=("B", "s"),

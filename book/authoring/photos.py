@@ -17,6 +17,9 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-f
 PLAYER = ".lockstep-player"
 WIDTHS_PX = (760, 980, 1280)  # of the page: a widget lays itself out anew in each
 PLOT_PX = 760
+# A picture plays nothing, its slide has the title, and before the first step all counts are 0: the rest is larger.
+STILL = """.lk-head b, .lk-turns, .lk-play, .lk-bar button, .lk-bar summary, .lockstep-player > details,
+           [data-step="0"]:has(.lk-card) .lk-foot { display: none !important }"""
 
 Camera: TypeAlias = "Callable[[Figure, float], bytes]"
 
@@ -58,6 +61,7 @@ def camera() -> Iterator[Camera | None]:
         def photograph(figure: Figure, shape: float) -> bytes:
             page.set_content(page_of(figure), wait_until="load")
             page.wait_for_selector(PLAYER)
+            page.add_style_tag(content=STILL)
             sizes = []
             for width in WIDTHS_PX:
                 page.set_viewport_size({"width": width, "height": 900})

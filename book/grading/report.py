@@ -25,6 +25,7 @@ addEventListener("message", ({ source, data }) => {
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.8rem; line-height: 1.25; overflow-wrap: anywhere; }
 div { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .4rem .8rem; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }

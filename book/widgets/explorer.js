@@ -143,7 +143,9 @@ function drawBoth(parent, W, names, kinds, both) {
 function mountExplorer(el, data, opts, kind) {
   const { root, source, caption, alert } = frame(el, data.title);
   source.textContent = kind.source ?? "simulated in this page";
-  const turns = make("div.lk-turns", source.parentNode);
+  const side = make("div.lk-side", source.parentNode); // where the line has no room, both go to the next one
+  side.append(source);
+  const turns = make("div.lk-turns", side);
   const bar = make("div.lk-dials", root, { role: "group", "aria-label": "What is simulated" });
   const field = make("div.lk-field", root);
   field.after(caption);

@@ -28,7 +28,7 @@ function figures(run, t, k) {
   const say = run.unseen ? () => "?" : inN;
   const over = t >= run.end;
   return [
-    [`${k} / ${run.S}`, "rounds"],
+    [`${k} / ${run.S}`, run.S > 1 ? "steps" : "step"],
     [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
     [over ? say(run.total) : "…", "at the end" + (over ? run.formula : "")],
     [tally(run, t).join(" / "), "chunks complete"],
@@ -194,9 +194,9 @@ function mountPlay(el, data, opts) {
     const rests = abs(t - run.stops[k]) < EPS;
     for (const [one, its] of lanes) drawStage(its, one, min(t, one.end), state.clock, state.focus);
     foot(figures(run, t, k));
-    const rounds = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
+    const steps = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
     const phase = k ? run.names[run.phases[k - 1]] : "start";
-    const texts = [rounds, phase, state.clock === "time" ? seconds(t) : ""];
+    const texts = [steps, phase, state.clock === "time" ? seconds(t) : ""];
     for (const [, its] of lanes) its.count.forEach((e, i) => (e.textContent = texts[i]));
     describe(k, rests && k === run.S);
     ui.scrub.set(t, k, `step ${k} of ${run.S}`);
