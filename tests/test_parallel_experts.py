@@ -1,17 +1,26 @@
 """Experts on different ranks: equal to one process in float64, with and without drops, and the bytes of the formula."""
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from book.cost import (Experts, LayerShape, Layout, Transformer, bytes_by_axis, cluster_of, estimate, flows,
+                       hybrid_sent_bytes)
 from book.launch import launch, rank_device
 from book.mesh import Mesh, MeshError
+from book.parallel import GPT, GPTConfig
+from book.parallel.axes import ExpertMLP, with_experts
 from book.parallel.experts import (ExpertParallel, MoE, average_expert_gradients, balancing_loss, bytes_sent,
                                    capacity_of, has_place, loads, moved_bias, route)
+from book.parallel.hybrid import axis_groups
+from book.parallel.tensor import all_gather_then_reduce_scatter, reduce_scatter_then_all_gather, split_gpt
+from book.record import paused
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -186,3 +195,63 @@ def without_a_step_along_efsdp() -> list[float]:
 def test_replicas_of_experts_hold_one_gradient() -> None:
     for before, after in launch(without_a_step_along_efsdp, 4):
         assert before > 0.1 and after == 0
+
+
+# Experts that borrow tp, against the planner's formula
+
+SMALL = GPTConfig(vocab_size=16, context=8, num_layers=2, num_heads=4, width=8, dtype=torch.float64)
+FOLDED, BOTH = Mesh.of({"dp": 2, "tp": 2}), "dp+tp"
+EVERY = 4  # experts, one on a rank; a token chooses all of them, so loads are even
+
+
+class GatheredExperts(nn.Module):
+    """Experts as torchtitan has them: the ranks of tp gather all tokens, and each sends its own part to experts."""
+
+    def __init__(self, experts: ExpertMLP, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.experts, self.group = experts, group
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """A rank's part of the tokens, gathered before and scattered after."""
+        whole = all_gather_then_reduce_scatter(x_BTD, 1, self.group)
+        parts = [torch.zeros_like(x_BTD) for _ in range(dist.get_world_size(self.group))]
+        place = dist.get_rank(self.group)
+        parts[place] = self.experts(whole.chunk(len(parts), 1)[place])
+        return reduce_scatter_then_all_gather(torch.cat(parts, 1), 1, self.group)
+
+
+def folded_step(gathered: bool) -> tuple[float, float]:
+    """In a rank: a GPT's forward and backward where ep is all of dp and tp; its loss, and the norm of a gradient."""
+    dist.init_process_group()
+    with paused():
+        tp, at = axis_groups(FOLDED)["tp"], FOLDED.coordinates(dist.get_rank())
+        gpt = with_experts(GPT.seeded(SMALL, 0), EVERY, EVERY, 0)
+        layers = [ExpertMLP(ExpertParallel(block.mlp.layer)) for block in gpt.blocks]
+        for block in gpt.blocks:
+            block.mlp = nn.Identity()
+        for name, parameter in gpt.named_parameters():  # what all ranks hold whole, and would sum the gradients of
+            parameter.requires_grad_(not any(word in name for word in ("norm", "position", "out.bias")))
+        split_gpt(gpt, tp, sequence_parallel=True)
+        for block, layer in zip(gpt.blocks, layers):
+            block.mlp = GatheredExperts(layer, tp) if gathered else layer
+        tokens = torch.randint(16, (2, 2, 9), generator=torch.Generator().manual_seed(1))[at["dp"]]
+    loss = gpt.loss(gpt(tokens[:, :-1]), tokens[:, 1:])
+    loss.backward()
+    return loss.item(), gpt.blocks[0].attention.q.weight.grad.norm().item()
+
+
+def test_experts_that_borrow_tp_send_what_the_planner_says_or_half_of_it_along_tp() -> None:
+    """The planner has torchtitan's way. Who hands a rank's own part to the experts gathers for attention alone."""
+    model = Transformer(2, 8, 4, 8, 16, experts=Experts(EVERY, EVERY, 32))
+    cluster = replace(cluster_of("h100", 4), num_gpus=4)
+    found = estimate(model, cluster, Layout(1, 2, 2, micro_batch_size=2, ep=4), 4)
+    ends = hybrid_sent_bytes(Mesh.of({"pp": 1, "dp": 2, "tp": 2}), 0, LayerShape(2, 8, 8, 4), 0, 1, 0.0,
+                             bytes_per_number=8)["tp"]
+    numbers_of_rows = 2 * EVERY * 8 * 3 / 4  # of each layer's forward, in 64 bits
+    runs = [launch(folded_step, 4, gathered, record=True) for gathered in (True, False)]
+    for run, share in zip(runs, (1.0, 0.5)):
+        sent = bytes_by_axis(flows(run.trace, FOLDED), 4)
+        assert set(sent) == {"tp", BOTH}
+        assert sent["tp"] == pytest.approx(4 * share * found.tp_bytes + ends)  # 64 bits a number, where it has 16
+        assert sent[BOTH] == pytest.approx(4 * found.ep_bytes + numbers_of_rows)
+    assert torch.tensor(list(runs[0])).allclose(torch.tensor(list(runs[1])), atol=1e-12)

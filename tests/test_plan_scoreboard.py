@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from book.cost import plan
+from book.cost import plan, seconds
 from book.cost.board import ASKED, best_published, scoreboard
-from book.cost.calibration import START, Rows, calibrated, smallest, start
+from book.cost.calibration import LEAST_ERROR, START, Rows, calibrated, cost, settled, smallest, start
 from book.cost.machines import CONSTANTS, EACH, cluster_of
 from book.cost.measured import FOUNDRY, data_sets, foundry_row
 from book.cost.published import MEGASCALE, REPLICATED, TURING
 from book.cost.reported import IMPOSSIBLE, model_of
-from book.cost.scoreboard import (FAMILIES, OLD, bar, family, fitted, measured, memory_errors, ran_out, regrets,
-                                  score, too_large)
+from book.cost.scoreboard import (FAMILIES, OLD, STRAY, bar, family, fit_weights, fitted, fitted_from, measured,
+                                  memory_errors, ran_out, regrets, score, too_large)
 from book.cost.step import estimates
 
 DATA = data_sets()
@@ -183,6 +183,39 @@ def test_estimates_that_were_left_out_are_those_that_are_stored():
     rows = ALL.where(mine)
     found = Rows(rows.rows).seconds(fitted(ALL.where(np.logical_not(mine)))) / [row.step_s for row in rows.rows]
     assert found == pytest.approx(rows.ratios, rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_fit_from_several_starts_ends_as_low_from_other_ones_and_with_another_formula(monkeypatch):
+    """One descent ends at 0.070 to 0.074 here."""
+    weights = np.where([name in STRAY for name in ALL.names], 0, fit_weights(ALL))
+    some, weights = Rows([ALL.rows[i] for i in np.flatnonzero(weights)]), weights[weights > 0]
+
+    def ends_at() -> float:
+        off = np.log(some.seconds(settled(some, weights, 2)) / some.measured_s)
+        return cost(off, np.zeros(1), weights / weights.sum(), np.zeros(1))
+
+    before = ends_at()
+    for k, name in enumerate(START):
+        monkeypatch.setitem(START, name, START[name] * 1.2 ** (-1) ** k)
+    monkeypatch.setattr(seconds, "_dispatched", lambda terms, own=seconds._dispatched: 1.1 * own(terms))
+    assert before < 0.074 and ends_at() == pytest.approx(before, rel=0.015)
+
+
+def test_sets_with_two_groups_of_rows_move_no_constant_of_others():
+    some = ALL.where([name in (*STRAY, "foundry-h100") for name in ALL.names])
+    slow = replace(some, rows=tuple(replace(row, step_s=3 * row.step_s) if name in STRAY else row
+                                    for name, row in zip(some.names, some.rows)))
+    found, other = fitted_from(1, some), fitted_from(1, slow)
+    assert {name for name in found if found[name] != other[name]} == {"nanotron", "nanotron h100"}
+
+
+def test_rounded_errors_find_the_bottom_of_a_bowl_and_of_its_charge():
+    """Where the slope of |x - 0.1| meets that of 2 x², and where the square of a small error does."""
+    for tight, wanted in ((10.0, 0.05), (2.0, 0.1 / (1 + 4 * LEAST_ERROR))):
+        found = smallest(lambda point: point - 0.1, np.zeros(1), np.ones(1), np.full(1, tight), 60,
+                         np.ones((1, 1)) == 1, LEAST_ERROR)
+        assert found == pytest.approx(wanted, rel=1e-2)
 
 
 def test_least_absolute_errors_find_the_bottom_of_a_bowl():

@@ -29,6 +29,8 @@ MEMORY = {"kept_factor": 1.2, "logit_bytes": 8, "fixed_bytes": 2e9}
 OF_ONE = {"nanotron": {"send_node_s": 1e-3, "slowdown": 1.0}}
 TIGHT = 0.002  # how much a factor of e costs, beside a mean error of 1; a tenth of it if it is one of a free group
 MOST_ERROR, LEAST_ERROR = 0.7, 0.02  # no single row counts for more: some were measured on a bad day
+# Of `settled`: the logarithm of how far apart starts are, where errors begin to count in squares first, when it stops.
+SPREAD, ROUND_FIRST, LEAST_GAIN = 0.2, 0.2, 1e-5
 
 
 class Rows:
@@ -95,6 +97,20 @@ def calibrated(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[st
                   ("all", *SOFTWARE))
 
 
+def settled(rows: Rows, weights: np.ndarray, num_starts: int, known: dict[str, dict[str, float]] | None = None,
+            of: Sequence[str] = SOFTWARE) -> dict[str, dict[str, float]]:
+    """The same from several starts, of which the first is START: the smallest of the minima where these come out.
+
+    With what is `known` of everything else, the factors of software `of` and of its pairs alone.
+    """
+    begin = start(rows)
+    if known is not None:
+        begin = {group: factors for group, factors in begin.items() if group.split()[0] in of}
+    others = known or {}
+    return others | _moved(begin, rows, lambda found: np.log(rows.seconds({**others, **found}) / rows.measured_s),
+                           weights, 60, ("all", *SOFTWARE), num_starts)
+
+
 def calibrated_memory(rows: Rows, weights: np.ndarray, known: Constants | None = None,
                       num_rounds: int = 25) -> dict[str, dict[str, float]]:
     """What of MEMORY fits the bytes of a GPU best, and their factors by software.
@@ -119,7 +135,7 @@ def calibrated_memory(rows: Rows, weights: np.ndarray, known: Constants | None =
 
 
 def _moved(begin: Constants, rows: Rows, off_by: Callable[[Constants], np.ndarray], weights: np.ndarray,
-           num_rounds: int, free: Sequence[str]) -> dict[str, dict[str, float]]:
+           num_rounds: int, free: Sequence[str], num_starts: int = 0) -> dict[str, dict[str, float]]:
     """Constants near `begin` with which what they are off by is small; those of `free` groups may be less near."""
     keys = [(group, name) for group, of in begin.items() for name in of]
     first = np.array([begin[group][name] for group, name in keys])
@@ -135,36 +151,57 @@ def _moved(begin: Constants, rows: Rows, off_by: Callable[[Constants], np.ndarra
     def off(point: np.ndarray) -> np.ndarray:
         return off_by(constants(point))
 
-    return constants(smallest(off, np.zeros(len(keys)), weights / weights.sum(), tight, num_rounds, touched))
+    point, shares = np.zeros(len(keys)), weights / weights.sum()
+    if not num_starts:
+        return constants(smallest(off, point, shares, tight, num_rounds, touched))
+    draw = np.random.default_rng(0)
+    points = [point, *(draw.normal(0, SPREAD, len(keys)) for _ in range(num_starts - 1))]
+    for round_at in (ROUND_FIRST, LEAST_ERROR):
+        points = [smallest(off, point, shares, tight, num_rounds, touched, round_at) for point in points]
+    return constants(min(points, key=lambda point: cost(off(point), point, shares, tight)))
+
+
+def cost(off: np.ndarray, point: np.ndarray, weights: np.ndarray, tight: np.ndarray, round_at: float = 0.0) -> float:
+    """The weighted mean of |off|, at most MOST_ERROR each, and `tight` times the point's squares.
+
+    With `round_at`, the square of what is smaller counts, scaled so that its slope is 1 there.
+    """
+    size = np.minimum(np.abs(off), MOST_ERROR)
+    if round_at:
+        size = np.where(size < round_at, size**2 / (2 * round_at) + round_at / 2, size)
+    return float((weights * size).sum() + (tight * point**2).sum())
 
 
 def smallest(off: Callable[[np.ndarray], np.ndarray], point: np.ndarray, weights: np.ndarray, tight: np.ndarray,
-             num_rounds: int, touched: np.ndarray) -> np.ndarray:
-    """Where the weighted mean of |off| and of `tight` times the point's squares is small.
+             num_rounds: int, touched: np.ndarray, round_at: float = 0.0) -> np.ndarray:
+    """Where the cost is small.
 
     `touched` marks the values of `off` (rows) that a coordinate of the point (columns) can change.
     Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
-    levenberg1944 does).
+    levenberg1944 does). Without `round_at` the steps are not quite the cost's: they round it at LEAST_ERROR, and see
+    half of the squares' slope. So they can stop above a minimum. `fitted.json` was found so.
     """
-    def cost(at: np.ndarray, point: np.ndarray) -> float:
-        return float((weights * np.minimum(np.abs(at), MOST_ERROR)).sum() + (tight * point**2).sum())
-
     now, damping, parts = off(point), 1e-3, _apart(touched)
+    least, pull = (round_at, 2 * tight) if round_at else (LEAST_ERROR, tight)
+    lowest = cost(now, point, weights, tight, round_at)
     for _ in range(num_rounds):
         slopes = touched * sum(np.outer((off(point + 1e-4 * part) - now) / 1e-4, part) for part in parts)
         size = np.abs(now)
-        strong = weights / np.clip(size, LEAST_ERROR, None) * (size < MOST_ERROR)
-        square = slopes.T @ (strong[:, None] * slopes) + np.diag(tight + 1e-12)
-        slope = slopes.T @ (strong * now) + tight * point
+        strong = weights / np.clip(size, least, None) * (size < MOST_ERROR)
+        square = slopes.T @ (strong[:, None] * slopes) + np.diag(pull + 1e-12)
+        slope = slopes.T @ (strong * now) + pull * point
         for _ in range(6):
             move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slope)
             other = point + np.clip(move, -0.5, 0.5)
             after = off(other)
-            if cost(after, other) < cost(now, point):
-                point, now, damping = other, after, damping / 5
+            reached = cost(after, other, weights, tight, round_at)
+            if reached < lowest:
+                gain, point, now, lowest, damping = lowest - reached, other, after, reached, damping / 5
                 break
             damping *= 8
         else:
+            break
+        if round_at and gain < LEAST_GAIN:
             break
     return point
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from book.cost.calibration import Rows, calibrated, calibrated_memory
+from book.cost.calibration import Rows, calibrated, calibrated_memory, settled
 from book.cost.layouts import Layout
 from book.cost.machines import FITTED_FILE, cluster_of, like
 from book.cost.measured import DataSet, data_sets
@@ -73,6 +73,9 @@ def measured() -> Measured:
     return Measured(names, rows, weights, *ratios)
 
 
+Fit = Callable[[Measured], dict[str, dict[str, float]]]
+
+
 def _kept(ratios: list[float | None] | None, num_rows: int) -> np.ndarray:
     """The ratios of a set; NaN, which spoils every score, if its rows have changed since `book.cost calibrate` ran."""
     return np.array(ratios if ratios and len(ratios) == num_rows else [np.nan] * num_rows, dtype=float)
@@ -109,12 +112,29 @@ def fit_weights(some: Measured) -> np.ndarray:
 
 def fitted(some: Measured) -> dict[str, dict[str, float]]:
     """The constants that fit these rows best."""
-    weights = fit_weights(some)
+    return calibrated(*_fit_rows(some, fit_weights(some)))
+
+
+def fitted_from(num_starts: int, some: Measured) -> dict[str, dict[str, float]]:
+    """The same from several starts, with the sets of STRAY by themselves: their two groups are two minima.
+
+    All else is fitted without them, then the factors of their software with all else known. This has one start, which
+    is near the group of rows that take no second more.
+    """
+    weights, stray = fit_weights(some), np.array([name in STRAY for name in some.names])
+    found = settled(*_fit_rows(some, np.where(stray, 0, weights)), num_starts)
+    if not stray.any():
+        return found
+    return settled(*_fit_rows(some, np.where(stray, weights, 0)), 1, found, STRAY)
+
+
+def _fit_rows(some: Measured, weights: np.ndarray) -> tuple[Rows, np.ndarray]:
+    """The rows that count, and what."""
     used = np.flatnonzero(weights)
-    return calibrated(Rows([some.rows[i] for i in used]), weights[used])
+    return Rows([some.rows[i] for i in used]), weights[used]
 
 
-def left_out(some: Measured, num_folds: int = NUM_FOLDS) -> np.ndarray:
+def left_out(some: Measured, num_folds: int = NUM_FOLDS, fit: Fit = fitted) -> np.ndarray:
     """Estimated over measured seconds of each row, by constants fitted without any row of its model (a minute)."""
     models = [row.name.split("/")[0] for row in some.rows]
     part = {model: i % num_folds for i, model in enumerate(sorted(set(models)))}
@@ -123,11 +143,11 @@ def left_out(some: Measured, num_folds: int = NUM_FOLDS) -> np.ndarray:
     for k in range(num_folds):
         mine = some.where(fold == k)
         rows = Rows(mine.rows)
-        found[fold == k] = rows.seconds(fitted(some.where(fold != k))) / rows.measured_s
+        found[fold == k] = rows.seconds(fit(some.where(fold != k))) / rows.measured_s
     return found
 
 
-def gpu_left_out(some: Measured) -> np.ndarray:
+def gpu_left_out(some: Measured, fit: Fit = fitted) -> np.ndarray:
     """Estimated over measured seconds of each row, by constants fitted without any row of its GPU's family.
 
     NaN where the rest has no step of the row's software.
@@ -138,7 +158,7 @@ def gpu_left_out(some: Measured) -> np.ndarray:
         rest = some.where(gpus != gpu)
         mine = np.logical_and(gpus == gpu, [row.software in {one.software for one in rest.rows} for row in some.rows])
         rows = Rows(some.where(mine).rows)
-        found[mine] = rows.seconds(fitted(rest)) / rows.measured_s
+        found[mine] = rows.seconds(fit(rest)) / rows.measured_s
     return found
 
 
@@ -164,14 +184,14 @@ def _by_sets(some: Sequence[tuple[str, Published]]) -> tuple[Rows, np.ndarray]:
     return Rows([row for _, row in some]), np.array([often[name] ** -0.5 for name, _ in some])
 
 
-def calibrate(path: Path) -> str:
-    """Fit all constants, leave models out in turn, then GPUs, and write all to a file."""
-    some = measured()
+def calibrate(path: Path, num_starts: int = 0) -> str:
+    """Fit all constants, leave models out in turn, then GPUs, and write all to a file; 0 starts as `fitted` does."""
+    some, fit = measured(), partial(fitted_from, num_starts) if num_starts else fitted
     memory = fitted_memory()
-    constants = {group: {**of, **memory.get(group, {})} for group, of in fitted(some).items()}
+    constants = {group: {**of, **memory.get(group, {})} for group, of in fit(some).items()}
     said: dict[str, dict[str, Any]] = {
         "constants": {group: {name: float(f"{x:.4g}") for name, x in of.items()} for group, of in constants.items()},
-        "left_out": _by_set(some, left_out(some)), "gpu_left_out": _by_set(some, gpu_left_out(some))}
+        "left_out": _by_set(some, left_out(some, fit=fit)), "gpu_left_out": _by_set(some, gpu_left_out(some, fit))}
     parts = [f'"{key}": {{\n' + ",\n".join(f' "{name}": {json.dumps(of)}' for name, of in part.items()) + "}"
              for key, part in said.items()]
     path.write_text("{" + ",\n".join(parts) + "}\n", "utf-8")

@@ -173,7 +173,8 @@ class Terms:
 
         cp passes keys and values around a ring, forward and again with their gradients backward, which go one hop
         further, home (liu2023); ep sends each token to its experts and back, in 16 bits, forward and backward
-        (lepikhin2020).
+        (lepikhin2020). Where ep borrows tp, each rank of tp sends its part of the tokens. They were gathered before
+        and are scattered after, as in torchtitan: software that hands its part on as it is sends half as much along tp.
         """
         model = self.model
         with_gathers = np.where(self.sequence_parallel, tensor_parallel_sent_bytes(self.tp, self.between_bytes, True),
