@@ -136,6 +136,27 @@ def test_a_forked_process_and_its_parent_can_both_launch():
     assert printed == ["parent [2, 2]", "child [4, 4]", "parent [6, 6]"]
 
 
+SGD_AT_ONCE = """
+import sys
+from book.launch import launch
+
+def has_to_import():
+    missing = "torch._dynamo" not in sys.modules
+    import torch
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    return missing
+
+print([launch(has_to_import, 2)[0] for _ in range(30)])
+"""
+
+
+def test_what_a_rank_imports_for_itself_later_ranks_find_loaded():
+    """Launches follow one another without a pause, and the launching process has none of it."""
+    done = subprocess.run([sys.executable, "-c", SGD_AT_ONCE], capture_output=True, text=True, timeout=LIMIT_S)
+    missing = done.stdout.splitlines()[-1]
+    assert missing.startswith("[True, ") and missing.endswith("False]"), done.stderr
+
+
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):
     folder = tmp_path / ("x" * 110)
     folder.mkdir()

@@ -64,6 +64,7 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     except BaseException as error:
         _flush()
         line.send("failed", _failure(error), _recorded(), _notes())
+    _tell_server()
     # If a rank exited early, its peers would report a reset connection instead of the real error.
     line.leave.wait()
     _flush()
@@ -83,6 +84,13 @@ def _leave_with_parent() -> None:
         server._forkserver_alive_fd = server._forkserver_address = None
     family.die_with_parent()
     family.adopt_orphans()
+
+
+def _tell_server() -> None:
+    """Tell the server that this rank was forked from, if it was, what it had not imported."""
+    preload = sys.modules.get("book.launch.preload")
+    if preload is not None:
+        preload.tell_server()
 
 
 def _redirect(output: Connection, errors: Connection) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import mmap
 import os
 import pkgutil
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +23,9 @@ from book.launch import family
 from book.launch.imports import FIRST, FOLDER, LATER, USED, WITH_ALL
 
 CALM_S = 1.0  # without ranks, before the server goes on importing
+SOON_S = 0.05  # before it goes on if ranks import for themselves what it has not
+_left: list[str] = []  # what the server has still to import, in a rank what it had when the rank was forked
+_missed = mmap.mmap(-1, 1)  # one byte that the server shares with its ranks: whether one imported some of `_left`
 
 
 def preload() -> None:
@@ -64,27 +69,35 @@ def _freeze() -> None:
     gc.freeze()
 
 
+def tell_server() -> None:
+    """In a rank that ends: have the server import the rest soon if this rank had to import some of it."""
+    if any(name in sys.modules for name in _left):
+        _missed[0] = 1
+
+
 def _load_later(names: list[str]) -> None:
     """Import one more module each time the timer fires, unless there have been ranks since it last fired.
 
-    The thread that imports also forks the ranks, so a launch has to wait until an import ends.
+    The thread that imports also forks the ranks, so a launch has to wait until an import ends. That is worth it once a
+    rank has imported some of it: each of the next ranks would too, and launches without a pause leave no calm.
     """
     server, before = os.getpid(), _children()
+    _left[:] = names
 
     def load_next(*_: object) -> None:
         nonlocal before
         if os.getpid() != server:
             return  # a rank that was forked when the timer had just fired
         now = _children()
-        if now == before and not now[0]:
-            _load(names.pop(0))
+        if _missed[0] or now == before and not now[0]:
+            _load(_left.pop(0))
         before = now
-        if names:
-            signal.setitimer(signal.ITIMER_REAL, CALM_S)
+        if _left:
+            signal.setitimer(signal.ITIMER_REAL, SOON_S if _missed[0] else CALM_S)
         else:
             _freeze()
 
-    if names:
+    if _left:
         signal.signal(signal.SIGALRM, load_next)
         signal.setitimer(signal.ITIMER_REAL, CALM_S)
 
