@@ -89,7 +89,7 @@ def _load_later(names: list[str]) -> None:
         if os.getpid() != server:
             return  # a rank that was forked when the timer had just fired
         now = _children()
-        if _missed[0] or now == before and not now[0]:
+        if _missed[0] or (now == before and not now[0]):
             _load(_left.pop(0))
         before = now
         if _left:
