@@ -269,5 +269,5 @@ def _table_row(row: Row) -> str:
 
 
 def _breakable(call: str) -> str:
-    """A call that may go on in the next line behind a dot or a bracket and before an underscore, not inside a word."""
+    """A call that may go on in the next line behind a dot, a bracket or an equals sign, or before an underscore."""
     return f"<code>{re.sub(r'(?<=[.(=])(?=[^.)=])|(?<=[a-z])(?=_)', '<wbr>', html.escape(call))}</code>"

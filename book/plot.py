@@ -31,7 +31,7 @@ ROW = 0.2  # inches from one line of this text to the next
 LINE, TITLE_LINE = 44, 47  # characters of this text, and of a title, that fit across a figure
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4", "#a08526", "#c2528b")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-CLOUD = 50  # points that are small, in a picture of pixels
+CLOUD = 50  # from so many points on they are small, and drawn as pixels
 SVG = "http://www.w3.org/2000/svg"
 GROUP = f"{{{SVG}}}g"
 UNSEEN = "fill: none; opacity: 0"  # of the paper, and of the axes' background
@@ -207,9 +207,10 @@ def groups(rows: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Figu
 
 def heat_map(rows: Mapping[str, Mapping[str, float | None]], *, xlabel: str = "", ylabel: str = "", title: str = "",
              without: str = "none") -> Figure:
-    """A cell with its number for each entry of each row, the larger the darker; what a row lacks has no cell.
+    """A cell with its number, rounded to an integer, for each entry of each row; the larger, the darker.
 
-    Where the number is None, the cell is open and says what `without` says. Raises ValueError where no cell has one.
+    What a row lacks has no cell; the first row's columns come first. Where the number is None, the cell is open and
+    says what `without` says. Raises ValueError where no cell has a number.
     """
     numbers = [number for row in rows.values() for number in row.values() if number is not None]
     if not numbers:

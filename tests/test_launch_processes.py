@@ -146,7 +146,17 @@ def has_to_import():
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     return missing
 
-print([launch(has_to_import, 2)[0] for _ in range(30)])
+print([launch(has_to_import, 2)[0] for _ in range(10)])
+"""
+WHETHER_IT_IMPORTED = """
+from pathlib import Path
+from book.launch import launch
+
+def write(file):
+    def missed():
+        import sys
+        return sys.modules["book.launch.preload"]._missed[0]
+    Path(file).write_text(str(sum(launch(missed, 1)[0] for _ in range(10))))
 """
 
 
@@ -155,6 +165,16 @@ def test_what_a_rank_imports_for_itself_later_ranks_find_loaded():
     done = subprocess.run([sys.executable, "-c", SGD_AT_ONCE], capture_output=True, text=True, timeout=LIMIT_S)
     missing = done.stdout.splitlines()[-1]
     assert missing.startswith("[True, ") and missing.endswith("False]"), done.stderr
+
+
+def test_ranks_that_import_nothing_have_the_server_import_nothing(tmp_path):
+    """Not even what came with something else: torch brings its profiler along."""
+    (tmp_path / "whether_it_imported.py").write_text(WHETHER_IT_IMPORTED)
+    start = (f"import sys; sys.path.append({str(tmp_path)!r}); from book.launch import forked; "
+             "import whether_it_imported as it; "
+             f"forked.start(it.write, {str(tmp_path / 'found')!r}, whole=False).join()")
+    subprocess.run([sys.executable, "-c", start], check=True, timeout=LIMIT_S)
+    assert (tmp_path / "found").read_text() == "0"
 
 
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):

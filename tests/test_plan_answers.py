@@ -139,12 +139,14 @@ def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
     ("llama3-70b", Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)), ("gpt3", Layout(16, 1, 8)),
     ("llama3-70b", Layout(4, 1, 8, stages_per_rank=2, sequence_parallel=1))])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(model: str, layout: Layout) -> None:
-    """Of 120 sequences in all, some of whose divisors are no powers of two; interleaved, those that pp divides."""
+    """Of 120 sequences in all, some of whose divisors are no powers of two; interleaved, those that torch's schedule
+    takes."""
     own, batch = told(model, layout.num_gpus, layout, batch=120), 120
     for how, size in own.micro_batches.items():
         fitting = []
         for micro in range(1, batch // layout.dp + 1):
-            if batch // layout.dp % (micro * (layout.pp if layout.stages_per_rank > 1 else 1)):
+            number, rest = divmod(batch // layout.dp, micro)
+            if rest or (layout.stages_per_rank > 1 and number % max(1, number // layout.pp)):
                 continue
             other = replace(layout, micro_batch_size=micro, recompute=how or None)
             fitting += [micro] * told(model, layout.num_gpus, other, batch=batch).fits
@@ -162,6 +164,12 @@ def test_a_measured_step_and_fine_tuning_change_which_micro_batch_fits() -> None
     assert told("llama3-8b", 8, layout, measured=twice).micro_batches["full"] < counted.micro_batches["full"]
     adapters, everything = (told("llama3-8b", 1, Layout(1, 1, 1), tuning=Tuning(train)) for train in ("lora", "full"))
     assert set(everything.micro_batches.values()) == {0} and adapters.micro_batches["full"] >= 2
+
+
+def test_a_micro_batch_that_fits_is_one_that_fits() -> None:
+    """Two stages on each of four ranks: torch's schedule takes 11 sequences as one micro-batch only."""
+    own = told("llama3.2-1b", 4, Layout(4, 1, 1, stages_per_rank=2, micro_batch_size=1), batch=11)
+    assert own.fits and own.micro_batches[""] == 1
 
 
 def test_chapter_10_reads_its_heat_map_right() -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from book import collectives
-from book.launch import launch, rank_device
+from book.launch import HangError, launch, rank_device
 from book.record import lanes, watch
 from book.schedule import Move, Schedule
 from book.trace import Event, Trace
@@ -149,16 +149,50 @@ def told_to_pick(chunks: list[torch.Tensor], _: int) -> None:
         picks(chunks, number)
 
 
+def chosen(chunks: list[torch.Tensor], number: int) -> None:
+    """One step: chooses what a helper sends, and is in no loop itself."""
+    shifted(chunks[number], chunks[number].clone())
+
+
+def step_by_step(chunks: list[torch.Tensor], _: int) -> None:
+    """Calls one step after the other, as a check does."""
+    for number in range(2):
+        chosen(chunks, number)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step, function, source", [
     (ring_of_helpers, "ring_of_helpers", "exchanged(outgoing=outgoing, incoming=torch.empty_like(mine),"),
     (ring_of_one, "shifted", "for request in dist.batch_isend_irecv(transfers):"),
     (one_of_many, "looped", "request = dist.isend(chunk, (rank + away) % size)"),
+    (step_by_step, "chosen", "shifted(chunks[number], chunks[number].clone())"),
     (told_to_pick, "picks", "request = dist.isend(chunks[number], (rank + 1) % size)")])
 def test_the_line_of_helpers_is_that_of_the_loop_that_chose_what_they_send(step: Callable, function: str,
                                                                            source: str) -> None:
-    trace = launch(rebound, 4, in_a_cell(step, shifted, exchanged, looped, picks), record=True).trace
+    trace = launch(rebound, 4, in_a_cell(step, shifted, exchanged, looped, picks, chosen), record=True).trace
     assert {event.line and event.line[1:] for event in trace.of_kind("send")} == {(function, source)}
+
+
+def two_messages(first: torch.Tensor, second: torch.Tensor) -> None:
+    """Drops the request of the first message while the function still runs."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    request = dist.isend(first, (rank + 1) % size)
+    request = dist.isend(second, (rank + 1) % size)
+    for _ in range(2):
+        dist.recv(first.clone(), (rank - 1) % size)
+    request.wait()
+
+
+def drops_one(chunks: list[torch.Tensor], _: int) -> None:
+    """Hands a helper two chunks."""
+    two_messages(chunks[0], chunks[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", [False, True])
+def test_to_look_for_the_line_keeps_no_request_that_a_helper_drops(record: bool) -> None:
+    with pytest.raises(HangError, match="did not keep what isend returned"):
+        launch(rebound, 3, in_a_cell(drops_one, two_messages), record=record, hang_s=0.5)
 
 
 @pytest.mark.parametrize("what", ["replaced", "another chunk", "left out"])

@@ -61,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     board.set_defaults(answer=lambda options: scoreboard())
     fit = kinds.add_parser("calibrate", help="fit the constants anew and leave models out in turn (a minute or two)")
     fit.add_argument("file", type=Path, nargs="?", default=Path(__file__).parent.joinpath(*FITTED_FILE))
-    fit.add_argument("--starts", type=int, default=0, help="begin at so many points, and keep what fits best; 0: once, "
-                     "as the file in the package was made")
+    fit.add_argument("--starts", type=int, default=0, choices=range(17), metavar="N",
+                     help="descend in other steps from so many points, 16 at most, and keep what fits best; 0: as the "
+                     "file in the package was made")
     fit.set_defaults(answer=lambda options: calibrate(options.file, options.starts))
     names = kinds.add_parser("models", help="names of models and GPUs")
     names.set_defaults(answer=lambda options: f"models: {', '.join(MODELS)}\nGPUs: {', '.join(MACHINES)}")

@@ -123,9 +123,8 @@ def fitted_from(num_starts: int, some: Measured) -> dict[str, dict[str, float]]:
     """
     weights, stray = fit_weights(some), np.array([name in STRAY for name in some.names])
     found = settled(*_fit_rows(some, np.where(stray, 0, weights)), num_starts)
-    if not stray.any():
-        return found
-    return settled(*_fit_rows(some, np.where(stray, weights, 0)), 1, found, STRAY)
+    rows, counts = _fit_rows(some, np.where(stray, weights, 0))
+    return settled(rows, counts, 1, found, sorted({row.software for row in rows.rows})) if len(counts) else found
 
 
 def _fit_rows(some: Measured, weights: np.ndarray) -> tuple[Rows, np.ndarray]:

@@ -89,16 +89,21 @@ def largest_micro_batch(model: Transformer, cluster: Cluster, layout: Layout, gl
                         each: StateBytes = ADAM_MIXED, tuning: Tuning = FULL) -> int:
     """Sequences of the largest micro-batch with which a GPU holds no more than `room_bytes`; 0 if none fits.
 
-    Everything else of the layout stays as it is, and what it holds never shrinks as micro-batches grow. Interleaved
-    stages take only sizes that leave a number of micro-batches that pp divides, as Megatron's do. Raises ValueError as
-    `estimates` does.
+    Everything else of the layout stays as it is. Beside the layout's own size, interleaved stages take sizes whose
+    micro-batches can be cut into rounds of pp or a few more, as torch's schedule asks. Raises ValueError as `estimates`
+    does.
     """
     sequences = max(global_batch // layout.dp, 1)
     layouts = [replace(layout, micro_batch_size=size) for size in divisors(sequences)]
     held = estimates(model, cluster, layouts, global_batch, each, uneven=True, tuning=tuning).array("memory_bytes")
-    often = layout.pp if layout.stages_per_rank > 1 else 1
-    return max((one.micro_batch_size for one, num_bytes in zip(layouts, held)
-                if num_bytes <= room_bytes and sequences // one.micro_batch_size % often == 0), default=0)
+
+    def is_taken(size: int) -> bool:
+        num_micro_batches = sequences // size
+        return (layout.stages_per_rank == 1 or size == layout.micro_batch_size
+                or num_micro_batches % max(num_micro_batches // layout.pp, 1) == 0)
+
+    sizes = (one.micro_batch_size for one, num_bytes in zip(layouts, held) if num_bytes <= room_bytes)
+    return max(filter(is_taken, sizes), default=0)
 
 
 def frozen_bytes(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], global_batch: int,

@@ -87,7 +87,7 @@ def _leave_with_parent() -> None:
 
 
 def _tell_server() -> None:
-    """Tell the server that this rank was forked from, if it was, what it had not imported."""
+    """Tell the server, if this rank was forked from one, whether it had to import what that had not."""
     preload = sys.modules.get("book.launch.preload")
     if preload is not None:
         preload.tell_server()

@@ -25,7 +25,7 @@ from book.launch.imports import FIRST, FOLDER, LATER, USED, WITH_ALL
 CALM_S = 1.0  # without ranks, before the server goes on importing
 SOON_S = 0.05  # before it goes on if ranks import for themselves what it has not
 _left: list[str] = []  # what the server has still to import, in a rank what it had when the rank was forked
-_missed = mmap.mmap(-1, 1)  # one byte that the server shares with its ranks: whether one imported some of `_left`
+_missed: mmap.mmap | None = None  # one byte that the server shares with its ranks: whether one imported some of `_left`
 
 
 def preload() -> None:
@@ -71,29 +71,36 @@ def _freeze() -> None:
 
 def tell_server() -> None:
     """In a rank that ends: have the server import the rest soon if this rank had to import some of it."""
-    if any(name in sys.modules for name in _left):
+    if _missed is not None and _not_loaded(_left) != _left:
         _missed[0] = 1
 
 
+def _not_loaded(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in sys.modules]
+
+
 def _load_later(names: list[str]) -> None:
-    """Import one more module each time the timer fires, unless there have been ranks since it last fired.
+    """Import one more module each time the timer fires, in calm only until a rank has imported one by itself.
 
     The thread that imports also forks the ranks, so a launch has to wait until an import ends. That is worth it once a
     rank has imported some of it: each of the next ranks would too, and launches without a pause leave no calm.
     """
+    global _missed
     server, before = os.getpid(), _children()
-    _left[:] = names
+    _left[:] = _not_loaded(names)
+    _missed = mine = mmap.mmap(-1, 1)
 
     def load_next(*_: object) -> None:
         nonlocal before
         if os.getpid() != server:
             return  # a rank that was forked when the timer had just fired
         now = _children()
-        if _missed[0] or (now == before and not now[0]):
+        if mine[0] or (now == before and not now[0]):
             _load(_left.pop(0))
+            _left[:] = _not_loaded(_left)  # it has imported others of them
         before = now
         if _left:
-            signal.setitimer(signal.ITIMER_REAL, SOON_S if _missed[0] else CALM_S)
+            signal.setitimer(signal.ITIMER_REAL, SOON_S if mine[0] else CALM_S)
         else:
             _freeze()
 

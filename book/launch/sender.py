@@ -19,7 +19,8 @@ def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
     """The line of a notebook cell that sends these tensors in this thread; None without a cell.
 
     It is the innermost one, unless that is in a function without a loop which was handed one of the tensors. Such a
-    helper has not chosen what it sends: then it is the line in a caller's loop, where there is one.
+    helper has not chosen what it sends: then it is the caller's line, if that or one of its callers' stands in a loop.
+    A comprehension counts as no loop, and an argument that is bound anew counts as handed.
 
     Called for every message of a recorded run: a few microseconds, and no file is read twice.
     """
@@ -27,7 +28,8 @@ def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
     innermost = frame = next(frames, None)
     while frame is not None and not _loops(frame) and _is_handed(frame, sent):
         frame = next(frames, None)
-    chosen = frame if frame is not None and _loops(frame) else innermost
+    scheduled = frame is not None and (_loops(frame) or any(map(_loops, frames)))
+    chosen = frame if scheduled else innermost
     return None if chosen is None else _numbered(chosen.f_code.co_filename, chosen.f_lineno or 0,
                                                  chosen.f_code.co_name)
 
@@ -48,9 +50,13 @@ def _is_handed(frame: FrameType, sent: Iterable[Any]) -> bool:
     """Whether one of the tensors is an argument of the function that runs in a frame."""
     code = frame.f_code
     names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
-    # Where a frame is the cell itself, or a function without arguments, its variables are not even looked at.
-    given = [frame.f_locals.get(name) for name in names] if names else []
-    return any(value is tensor for value in given for tensor in sent)
+    if not names:
+        return False
+    variables = frame.f_locals
+    handed = any(variables.get(name) is tensor for name in names for tensor in sent)
+    if isinstance(variables, dict):  # up to Python 3.12 a copy that the frame keeps, and with it what the rank drops
+        variables.clear()
+    return handed
 
 
 @functools.cache

@@ -3,7 +3,7 @@ import { ring_sent_bytes } from "./links.js";
 import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, pipeline_sends } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
-const { max, min, ceil } = Math;
+const { max, min, ceil, floor } = Math;
 const PARTS = [
   ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
 ];
@@ -177,11 +177,14 @@ function estimate(model, cluster, layout, global_batch, each) {
  * @returns {number}
  */
 function largest_micro_batch(model, cluster, layout, global_batch, room_bytes, each) {
-  const sequences = global_batch / layout.dp;
-  const often = layout.stages_per_rank > 1 ? layout.pp : 1;
+  const sequences = global_batch % layout.dp ? 0 : global_batch / layout.dp; // Python refuses what dp does not divide
   const held = micro_batch_size => new Terms(model, cluster, { ...layout, micro_batch_size }, global_batch, each).held();
+  const { pp, stages_per_rank } = layout;
+  const rounds = size => max(floor(sequences / size / pp), 1);
+  const taken = size =>
+    stages_per_rank < 2 || size === layout.micro_batch_size || (sequences / size) % rounds(size) === 0;
   let size = sequences;
-  while (size && (sequences % size || (sequences / size) % often || held(size).memory_bytes > room_bytes)) size--;
+  while (size && (sequences % size || !taken(size) || held(size).memory_bytes > room_bytes)) size--;
   return size;
 }
 

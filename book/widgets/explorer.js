@@ -143,7 +143,7 @@ function drawBoth(parent, W, names, kinds, both) {
 function mountExplorer(el, data, opts, kind) {
   const { root, source, caption, alert } = frame(el, data.title);
   source.textContent = kind.source ?? "simulated in this page";
-  const side = make("div.lk-side", source.parentNode); // where the line has no room, both go to the next one
+  const side = make("div.lk-said", source.parentNode); // where the line has no room, both go to the next one
   side.append(source);
   const turns = make("div.lk-turns", side);
   const bar = make("div.lk-dials", root, { role: "group", "aria-label": "What is simulated" });

@@ -1,6 +1,6 @@
 /* Lockstep's chunk player: draws what a trace says, and nothing else. player.py writes the data, and says in its first
    lines what they mean. */
-import { EPS, and, bytes, choices, define, footer, make, pill, range, seconds, shell } from "./scene.js";
+import { EPS, and, bytes, choices, define, footer, make, num, pill, range, seconds, shell } from "./scene.js";
 import { busiest, decode, drawStage, endOf, latest, retime, stageOf, tally, traffic } from "./chunks.js";
 
 const { min, max, abs } = Math;
@@ -28,7 +28,7 @@ function figures(run, t, k) {
   const say = run.unseen ? () => "?" : inN;
   const over = t >= run.end;
   return [
-    [`${k} / ${run.S}`, run.S > 1 ? "steps" : "step"],
+    [`${k} / ${run.S}`, run.S === 1 ? "step" : "steps"],
     [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
     [over ? say(run.total) : "…", "at the end" + (over ? run.formula : "")],
     [tally(run, t).join(" / "), "chunks complete"],
@@ -194,7 +194,7 @@ function mountPlay(el, data, opts) {
     const rests = abs(t - run.stops[k]) < EPS;
     for (const [one, its] of lanes) drawStage(its, one, min(t, one.end), state.clock, state.focus);
     foot(figures(run, t, k));
-    const steps = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
+    const steps = k ? `${k} of ${run.S}` : num(run.S, "step");
     const phase = k ? run.names[run.phases[k - 1]] : "start";
     const texts = [steps, phase, state.clock === "time" ? seconds(t) : ""];
     for (const [, its] of lanes) its.count.forEach((e, i) => (e.textContent = texts[i]));
