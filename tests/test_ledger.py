@@ -12,6 +12,7 @@ import pytest
 
 from book.cost import (MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
                        largest_micro_batch, pipeline_bubble, state_bytes)
+from book.cost.answer import told as plan_told
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.cost.traffic import pipeline_sends
@@ -336,7 +337,7 @@ def test_chapter_5_says_what_a_cut_leaves_of_a_products_speed() -> None:
     assert (f"is {keys} columns wide with $t = 8$: with {tokens:,} tokens it has "
             f"{per_byte(tokens, large.width, keys):.0f} FLOPs a byte, and no number of tokens lifts it above "
             f"{most:.0f} TFLOP/s") in says
-    assert f"$Q$ and $V$, which has {per_byte(tokens, large.width, together[large] / 8):.0f}." in says
+    assert f"$Q$ and $V$ (`linear_qkv`), which has {per_byte(tokens, large.width, together[large] / 8):.0f}." in says
 
 
 def test_chapter_8_says_what_long_sequences_cost() -> None:
@@ -589,7 +590,10 @@ def test_the_reader_is_told_which_batch_fits_and_can_turn_to_it(show: Callable[.
     [way] = (way for way in STORY if way.chapter == 4 and not way.opens)
     sizes, logits = dict(largest(way)), 4 * 14 * MODELS[way.model].vocab_size * 8192
     assert f"here {sizes['nothing']} sequence with nothing recomputed, and {sizes['all']} with all" in told(4)
-    assert f"Four would need {logits / 1e9:.1f} GB for their logits" in told(4)
+    four = replace(way, layout=replace(way.layout, micro_batch_size=4, recompute="full")).line.memory_bytes
+    assert f"Four hold {four / 1e9:.1f} GB even so: {logits / 1e9:.1f} are their logits" in told(4)
+    own = plan_told(way.model, 16, way.layout).micro_batches
+    assert f"with half recomputed, {own['half']} here in place of {sizes['half']}." in told(4)
 
 
 def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -> None:
