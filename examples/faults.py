@@ -95,21 +95,22 @@ To look into a script of your own, start it with `lockstep run --ranks 4 train.p
 unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`: those of a hang once no rank has
 moved for `--hang-s` seconds (10), those of a result that is wrong when the job has ended. A call that `launch` refuses,
 such as a collective that differs between ranks, is told before it is made, and the script goes on. Only a tensor whose
-memory gloo would misread is refused there as well. When a rank fails, torchrun ends the others at once, so that it had
-read a file too early is told only if another rank had begun to write that file by then.
+memory gloo would misread is refused there as well. When a rank fails, torchrun ends the others at once. So a rank that
+has read a file too early is told so only if another rank had begun to write that file by then.
 
 On several hosts, start torchrun on each yourself, with `-m book.job` before the script:
 `torchrun --nnodes 2 … -m book.job train.py ARGS`. `LOCKSTEP_HANG_S=60` in the environment sets the limit. The hosts
-tell one another through torchrun's store how their ranks are, and the first host prints what is said, of the ranks of
-all. Calls are compared inside each host only: where those of two hosts differ, you get the message of the hang that
+tell one another through torchrun's store how their ranks are, and the first host prints the sentences about all ranks.
+Calls are compared inside each host only: where those of two hosts differ, you get the message of the hang that
 follows. Each host sums up its own ranks at the end.
 
-At the end, or when you interrupt the job, it says which rank was late, in which phase, and how long the others waited
-for it ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page, `DIR/report.html`, with a picture
-of the last exchanges. If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps of a
-hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), and with
-`--out page.html` draws them. `lockstep doctor` says what this machine's ranks will stumble on: too little shared
-memory, a name that leads to 127.0.0.1, a variable that is left from another job.
+At the end, or when you interrupt the job, `lockstep run` says which rank was late, in which phase, and how long the
+others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page,
+`DIR/report.html`, with a picture of the last exchanges. If the job has already ended, `lockstep show` reads what it has
+left: Flight Recorder dumps of a hang, profiler traces of a job that is slow
+([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), and with `--out page.html` draws them. `lockstep doctor` says
+what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable that is
+left from another job.
 
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a

@@ -14,8 +14,8 @@ FIRST = (
 )
 WITH_ALL = ("book.checks",)  # packages that are imported with all their modules: a lab's functions refer to some
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
-    "torch._dynamo",  # any optimizer imports this when it is made
     "book.parallel.hybrid",
+    "torch._dynamo",  # any optimizer imports this when it is made
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
