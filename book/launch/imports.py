@@ -15,7 +15,6 @@ FIRST = (
 WITH_ALL = ("book.checks",)  # packages that are imported with all their modules: a lab's functions refer to some
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "book.parallel.hybrid",
-    "torch._dynamo",  # any optimizer imports this when it is made
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
@@ -27,7 +26,7 @@ LATER = (  # together these take as long as `FIRST`; the first ranks do not wait
     "torch.profiler",
 )
 # Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.
-WORDS_FOR_LATER = ("optim", "arallel", "checkpoint", "mesh", "profiler", "compile", "_dynamo", "torch.distributed.")
+WORDS_FOR_LATER = ("optim", "arallel", "checkpoint", "mesh", "profiler", "compile", "torch.distributed.")
 # In the server's environment: those of `LATER` that it imports at once, and the launcher's folder, where its socket is.
 USED, FOLDER = "LOCKSTEP_USED", "LOCKSTEP_FOLDER"
 

@@ -178,13 +178,13 @@ function estimate(model, cluster, layout, global_batch, each) {
  */
 function largest_micro_batch(model, cluster, layout, global_batch, room_bytes, each) {
   const sequences = global_batch % layout.dp ? 0 : global_batch / layout.dp; // Python refuses what dp does not divide
-  const held = micro_batch_size => new Terms(model, cluster, { ...layout, micro_batch_size }, global_batch, each).held();
+  const at = micro_batch_size => new Terms(model, cluster, { ...layout, micro_batch_size }, global_batch, each);
   const { pp, stages_per_rank } = layout;
   const rounds = size => max(floor(sequences / size / pp), 1);
   const taken = size =>
     stages_per_rank < 2 || size === layout.micro_batch_size || (sequences / size) % rounds(size) === 0;
   let size = sequences;
-  while (size && (sequences % size || !taken(size) || held(size).memory_bytes > room_bytes)) size--;
+  while (size && (sequences % size || !taken(size) || at(size).held().memory_bytes > room_bytes)) size--;
   return size;
 }
 
