@@ -184,6 +184,9 @@ def test_chapter_10_reads_its_heat_map_right() -> None:
     assert near == {(2, 4), (2, 8), (4, 2), (4, 4), (4, 8)}
     assert {layout.zero_stage for (_, pp), (layout, _) in ways.items() if pp == 1} == {2, 3}
     waits = [cost.dp_s / cost.step_s for (_, pp), (_, cost) in ways.items() if pp == 1]
+    assert {tp for (tp, pp), (layout, _) in ways.items() if pp == 1 and layout.recompute == "full"} == {1, 2, 4}
+    for layout, cost in (ways[tp, 1] for tp in (1, 2, 4)):
+        assert cost.step_s - told("llama3-70b", 64, replace(layout, recompute=None)).cost.step_s > cost.dp_s
     assert (round(min(waits), 2), round(max(waits), 2)) == (0.1, 0.25)
     assert all(0.16 < cost.tp_s / cost.step_s < 0.24 for (tp, _), (_, cost) in ways.items() if tp == 8)
     again = {(tp, pp) for (tp, pp), (layout, _) in ways.items() if layout.recompute and pp > 1}

@@ -22,7 +22,7 @@
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     history    how often each line has called a collective, or run a model in DDP
     around     what stands around a line and decides whether a rank reaches it: a condition, a loop, an `except`
-    sender     which line of a cell has sent a message: of helpers, the line in the caller's loop
+    sender     which line of a cell has sent a message: of helpers, the line that chose what they send
     requests   which call made a request, and which requests a rank has dropped
     destroyed  groups that a rank has destroyed
     left_out   parameters under DDP that a rank's loss leaves out
