@@ -110,9 +110,16 @@ def test_the_quorum_is_that_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(quorum, "find_spec", lambda name: name)
     monkeypatch.setattr(quorum, "replica_killed", lambda: next(kills))
     monkeypatch.setattr(quorum, "rank_killed", lambda: quorum.Kill(7, 6.25))
-    found = quorum.measure(num_kills=3, num_restarts=1)
+    monkeypatch.setattr(quorum, "one_of_five_killed", lambda program: 5.2 if program is quorum.left_open else 1.1)
+    ends = iter([quorum.Beacon(3, 0, 30.01), quorum.Beacon(0, 0, 7.6), quorum.Beacon(0, 2, 33.0)])
+    monkeypatch.setattr(quorum, "lighthouse_killed", lambda anew=False: next(ends))
+    found = quorum.measure(num_kills=3, num_restarts=1, num_of_five=1, num_lighthouses=2)
     assert [row[1] for row in found.tables[0].rows] == ["3", "1 (0–2)", "1", "1.20 (1.10–1.30)"]
     assert [claim.kept for claim in found.claims] == [False, False, True]
+    assert [row[1:] for row in found.tables[1].rows][2] == ("0", "1")
+    assert [row[1:] for row in found.tables[2].rows] == [
+        ("1", "2"), ("1", "0"), ("30.0", "–"), ("0", "1"), ("–", "33.0 (33.0–33.0)"), ("0", "1"),
+        ("–", "7.6 (7.6–7.6)")]
 
 
 def test_simulations_are_counted_in_moves() -> None:

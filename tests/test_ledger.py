@@ -10,11 +10,11 @@ import nbformat
 import numpy as np
 import pytest
 
-from book.cost import (MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
+from book.cost import (ADAM_MIXED, MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
                        largest_micro_batch, pipeline_bubble, state_bytes)
 from book.cost.answer import told as plan_told
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
-from book.cost.machines import EACH, SOFTWARE
+from book.cost.machines import SOFTWARE
 from book.cost.traffic import pipeline_sends
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
@@ -37,7 +37,7 @@ def test_a_line_is_the_planners_estimate() -> None:
         line, model = way.line, replace(MODELS[way.model], num_tokens=way.num_tokens)
         sequences = SEQUENCES * 8192 // way.num_tokens
         cluster = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0])
-        told = estimate(model, cluster, way.layout, sequences, EACH[SOFTWARE[0]])
+        told = estimate(model, cluster, way.layout, sequences, ADAM_MIXED)
         assert line.memory_bytes == pytest.approx(told.memory_bytes)
         most, mean = pipeline_sends(way.layout.pp)
         sent = told.tp_bytes + told.cp_bytes + told.ep_bytes + told.pp_bytes * mean / max(most, 1) + told.dp_bytes
@@ -480,7 +480,7 @@ def test_chapter_9_says_what_experts_cost() -> None:
     waits = [round(100 * line.exposed_s / line.step_s) for line in (spread, whole)]
     assert f"waits for {waits[0]} % of the step instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
     found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
-                     EACH[SOFTWARE[0]])
+                     ADAM_MIXED)
     assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
     loads = expert_loads(8, 2, 3)
     assert says.count(f"{max(loads):.2f} times as long") == 2
@@ -553,7 +553,7 @@ def largest(way: Way) -> list[tuple[str, int]]:
     cluster, tokens = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0]), way.num_tokens
     return [(words, largest_micro_batch(
         replace(MODELS[way.model], num_tokens=tokens), cluster, replace(way.layout, recompute=how),
-        SEQUENCES * 8192 // tokens, cluster.memory_bytes, EACH[SOFTWARE[0]]))
+        SEQUENCES * 8192 // tokens, cluster.memory_bytes, ADAM_MIXED))
         for words, how in zip(AGAIN, (None, "half", "full"))]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from book.columns import Columns
-from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Cluster, Layout, MeasuredStep, Search,
-                       Transformer, Tuning, all_layouts, cluster_of, estimates, plan)
+from book.cost import (ADAM_FSDP2, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Cluster, Layout, MeasuredStep,
+                       Search, Transformer, Tuning, all_layouts, cluster_of, estimates, plan)
 from book.cost.__main__ import main
 from book.cost.configs import megatron_options, read_torchtitan, torchtitan_config
 from book.cost.machines import EACH, SOFTWARE
@@ -342,7 +342,7 @@ def as_plain(layout: Layout) -> dict[str, Any]:
 def test_bytes_and_seconds_of_drawn_layouts_are_the_same(twin: Any, seed: int) -> None:
     """Each part of them: all models and machines, long sequences, stored scores, cp, ep, every stage of ZeRO."""
     draw = random.Random(seed)
-    jobs = [(*drawn_job(draw), draw.choice((ADAM_MIXED, ADAM_MIXED_GRADIENTS_32))) for _ in range(60)]
+    jobs = [(*drawn_job(draw), draw.choice((ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, ADAM_FSDP2))) for _ in range(60)]
     sent = [{"model": in_numbers(model), "cluster": asdict(cluster), "layouts": [as_plain(one) for one in layouts],
              "batch": batch, "each": asdict(each)} for model, cluster, layouts, batch, each in jobs]
     seen = set()

@@ -274,7 +274,9 @@ def test_a_shell_asks_for_fine_tuning(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("options, change, works", [
     ([], "--train lora: ", ["--train", "lora"]),
-    (["--gpus", "4"], "--optimizer adam8bit: ", ["--gpus", "4", "--optimizer", "adam8bit"]),
+    (["--gpus", "4"], "--offload optimizer: ", ["--gpus", "4", "--offload", "optimizer"]),
+    (["--gpus", "2", "--offload", "optimizer"], "--optimizer adam8bit: ",
+     ["--gpus", "2", "--offload", "optimizer", "--optimizer", "adam8bit"]),
     (["--gpu", "a10g", "--train", "lora", "--sequence", "4096"], "--train qlora: ",
      ["--gpu", "a10g", "--train", "qlora", "--sequence", "4096"])])
 def test_a_refusal_names_smaller_state_that_works(options: list[str], change: str, works: list[str],

@@ -39,7 +39,8 @@ from book.cost.machines import MACHINES, Machine, cluster_of, machine_of
 from book.cost.models import MODELS, model_named
 from book.cost.network import Network
 from book.cost.sizes import Experts, Latent
-from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, SHARDED_FROM, StateBytes, state_bytes
+from book.cost.state import (ADAM_32, ADAM_FSDP2, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, SHARDED_FROM, StateBytes,
+                             state_bytes)
 from book.cost.step import Estimate, estimate, estimates, largest_micro_batch
 from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, context_parallel_sent_bytes, flows,
@@ -48,10 +49,10 @@ from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_ax
 from book.cost.transformer import Transformer
 from book.cost.tuning import OPTIMIZERS, Tuning
 
-__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS", "OPTIMIZERS",
-           "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "LayoutAnswer",
-           "Link", "Machine", "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes", "Transformer",
-           "Tuning", "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s",
+__all__ = ["ADAM_32", "ADAM_FSDP2", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS",
+           "OPTIMIZERS", "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout",
+           "LayoutAnswer", "Link", "Machine", "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes",
+           "Transformer", "Tuning", "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s",
            "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of",
            "context_parallel_sent_bytes", "estimate", "estimates", "explain", "fit_ring_link", "flows", "gather_s",
            "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "largest_micro_batch",

@@ -80,7 +80,8 @@ def _ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
     parser.add_argument("--software", help=f"{', '.join(SOFTWARE)}; default: that of --config, or {SOFTWARE[0]}")
     parser.add_argument("--precision", default="bf16", help="bf16, fp8")
-    parser.add_argument("--measured", metavar="SECONDS,pp=2,dp=4,...", help="a step of your own, and its layout")
+    parser.add_argument("--measured", metavar="SECONDS,pp=2,dp=4,...",
+                        help="a step of your own, its layout, and memory=60e9 if you know a GPU's peak")
     _ask_tuning(parser)
 
 
@@ -123,11 +124,14 @@ def _told(options: argparse.Namespace) -> str:
 def _measured(text: str | None, num_gpus: int) -> MeasuredStep | None:
     if not text:
         return None
-    step_s, _, layout = text.partition(",")
+    step_s, _, rest = text.partition(",")
+    memory = next((part for part in rest.split(",") if part.strip().startswith("memory=")), "memory=0")
+    layout = ",".join(part for part in rest.split(",") if part != memory)
     try:
-        return MeasuredStep(layout_of(layout, num_gpus), float(step_s))
+        return MeasuredStep(layout_of(layout, num_gpus), float(step_s), float(memory.partition("=")[2]))
     except ValueError as error:
-        raise ValueError(f"--measured is seconds and a layout, such as 21.5,pp=4,dp=2,tp=8,zero=1: {error}") from None
+        raise ValueError("--measured is seconds and a layout, such as 21.5,pp=4,dp=2,tp=8,zero=1, with memory=60e9 if "
+                         f"you know a GPU's peak: {error}") from None
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ class LayoutAnswer:
     basis: str
     tuning: Tuning = FULL
     frozen_bytes: float = 0.0
+    scale: float = 1.0
     memory_scale: float = 1.0
 
     @property
@@ -202,7 +203,8 @@ def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine
     frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, question.tuning)
     return LayoutAnswer(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
                         question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high,
-                        cost.step_s * worst, basis, question.tuning, float(frozen[0]), question.memory_scale)
+                        cost.step_s * worst, basis, question.tuning, float(frozen[0]), question.scale,
+                        question.memory_scale)
 
 
 def _name(model: str | Transformer) -> str:
@@ -241,11 +243,15 @@ def _bar(question: Question, layout: Layout, scaled: bool) -> tuple[float, float
     return low / middle, high / middle, worst / middle, basis
 
 
+def _is_kin(row: Published, model: Transformer, cluster: Cluster) -> bool:
+    """Whether a step was measured in this precision, with experts or without as the model has them."""
+    is_fp8 = cluster.overheads.linear_speedup > 1
+    return (row.precision == "fp8") == is_fp8 and bool(row.model.experts) == bool(model.experts)
+
+
 def _alike(model: Transformer, cluster: Cluster, gpu: str) -> list[Published]:
-    """The steps that were measured on this GPU in this precision, with experts or without as the model has them."""
-    fast = cluster.overheads.linear_speedup > 1
-    return [row for row in measured_rows().rows if row.machine == gpu and (row.precision == "fp8") == fast
-            and bool(row.model.experts) == bool(model.experts)]
+    """Such steps on this GPU."""
+    return [row for row in measured_rows().rows if row.machine == gpu and _is_kin(row, model, cluster)]
 
 
 def reached(model: Transformer, cluster: Cluster, gpu: str) -> tuple[float, float, str]:
@@ -278,8 +284,10 @@ def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str 
            f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")
     if cluster.num_gpus > cluster.gpus_per_node and cluster.across_bytes_per_s == SHARED:
         yield f"         between nodes {SHARED / 1e9:.1f} GB/s for each GPU are assumed: give numbers of your own"
-    if cost.mfu > 1:
-        yield "         an MFU over 100%: check the seconds, batch and layout of your measured step"
+    most = max(row.mfu for row in measured_rows().rows if _is_kin(row, found.model, cluster))
+    if cost.mfu > most:
+        yield f"         no step like this was measured above {most:.0%}, on any GPU: " + (
+            "check the seconds, batch and layout of your own" if found.scale != 1 else "do not count on it")
     if not _alike(found.model, cluster, found.gpu_key):
         article = "an" if found.gpu_name[0] in "AHLMR" else "a"
         whose = f"{article} {found.gpu_name}" if found.gpu_key else "this GPU"
@@ -352,6 +360,8 @@ def _lines(found: Plan) -> Iterator[str]:
     slower = found.halved.estimates[found.halved.best].step_s / cost.step_s - 1
     other = found.halved.layouts[found.halved.best]
     yield f"half the network {slower:+.1%}" + ("" if other == found.layout else f", then best: {other}")
-    if found.scale != 1.0 or found.memory_scale != 1.0:
-        yield (f"your step took {found.scale:.2f} times its estimate, and so does every time here; memory "
-               f"{found.memory_scale:.2f} times, which rules out {found.lost:,} layouts")
+    if found.scale != 1.0:
+        yield f"your step took {found.scale:.2f} times its estimate, and so does every time here"
+    if found.memory_scale != 1.0:
+        so = f"rules out {found.lost:,} layouts" if found.lost >= 0 else f"lets {-found.lost:,} layouts more fit"
+        yield f"it held {found.memory_scale:.2f} times what is counted: that {so}"

@@ -15,9 +15,9 @@ import numpy as np
 from book.columns import Columns
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import EACH, SOFTWARE, cluster_of
+from book.cost.machines import SOFTWARE, cluster_of
 from book.cost.models import model_named
-from book.cost.state import StateBytes
+from book.cost.state import ADAM_MIXED, StateBytes
 from book.cost.step import Estimate, estimate
 from book.cost.terms import Terms
 from book.cost.traffic import pipeline_sends
@@ -115,7 +115,7 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
     model = model_named(model) if isinstance(model, str) else model
     known = cluster_of(gpu, layout.num_gpus, SOFTWARE[0]) if isinstance(gpu, str) else gpu
     cluster = replace(known, num_gpus=layout.num_gpus)
-    each = EACH[SOFTWARE[0]]
+    each = ADAM_MIXED
     found = estimate(model, cluster, layout, sequences, each)
 
     def state(part: StateBytes) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from book.cost.cluster import Cluster, Overheads
 from book.cost.layouts import said_by_name
-from book.cost.state import ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes
+from book.cost.state import ADAM_FSDP2, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ CONSTANTS: dict[str, dict[str, float]] = json.loads(
     files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8"))["constants"]
 SOFTWARE = ("torchtitan", "megatron", "llm-foundry", "maxtext", "nanotron", "megatron-deepspeed")
 # State of a parameter. nanotron accumulates gradients in 32 bits beside 16-bit ones (scripts/scaling_benchmarks.py).
-EACH = {**dict.fromkeys(SOFTWARE, ADAM_MIXED), "megatron": ADAM_MIXED_GRADIENTS_32,
+EACH = {**dict.fromkeys(SOFTWARE, ADAM_MIXED), "torchtitan": ADAM_FSDP2, "megatron": ADAM_MIXED_GRADIENTS_32,
         "megatron-deepspeed": ADAM_MIXED_GRADIENTS_32,
         "nanotron": StateBytes(2, 6, 12)}
 

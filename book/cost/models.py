@@ -91,14 +91,16 @@ MOST_TOKENS = 8192  # of a sequence by default, where a model can take more
 def model_named(name: str) -> Transformer:
     """The model of this name in upper or lower case, or of a config.json as Hugging Face has it.
 
-    Raises ValueError, with the known names, for any other, and OSError for a file that can't be read.
+    Llama 3.1 has the sizes of Llama 3, and may be called so. Raises ValueError, with the known names, for any other,
+    and OSError for a file that can't be read.
     """
     if name.endswith(".json"):
         return _configured(name)
-    if name.lower() not in MODELS:
+    key = name.lower().replace("llama-3", "llama3").replace("llama3.1-", "llama3-")
+    if key not in MODELS:
         raise ValueError(f"no model is called {name!r}: use {', '.join(MODELS)}, or the config.json of a model of "
                          f"Hugging Face's kinds {', '.join(KINDS)}")
-    return MODELS[name.lower()]
+    return MODELS[key]
 
 
 def _configured(name: str) -> Transformer:

@@ -47,7 +47,7 @@ def _cause(question: Question, found: Search) -> Iterator[str]:
                "steps test ZeRO-2 and 3 in pipelines")
         return
     yield found.nothing_fits()
-    yield "cause    memory: " + _parts(found.estimates[least], question)
+    yield "cause    memory: " + _parts(found.estimates[least], found.layouts[least], question)
     yield f"         in the smallest layout, {found.layouts[least]}"
     wide = search(question.model, cluster, found.global_batch, question.tuning.each, most_ep=question.gpus,
                   most_cp=question.gpus if question.model.num_tokens >= LONG else 1, smallest=True,
@@ -57,17 +57,18 @@ def _cause(question: Question, found: Search) -> Iterator[str]:
                f"{wide.layouts[wide.best]} would fit")
 
 
-def _parts(cost: Estimate, question: Question) -> str:
+def _parts(cost: Estimate, layout: Layout, question: Question) -> str:
     """The parts of what a layout holds, the largest first."""
     billions, tuning = question.model.num_parameters / 1e9, question.tuning
-    each = f"{tuning.each.total:.3g} bytes for each of {billions:.3g} billion parameters"
+    num_bytes = tuning.each.held(layout.zero_stage).total
+    each = f"{num_bytes:.3g} bytes for each of {billions:.3g} billion parameters"
     if tuning.freezes:
         trained = tuning.trained_parameters(question.model) / 1e9
-        each = f"{tuning.each.total:.3g} bytes for each of {trained:.3g} billion trained parameters, of {billions:.3g}"
+        each = f"{num_bytes:.3g} bytes for each of {trained:.3g} billion trained parameters, of {billions:.3g}"
     state = f"of state (in all {each})"
     held = ((cost.state_bytes, state), (cost.activation_bytes, "of activations"),
             (cost.gathered_bytes, "temporary buffers (what ZeRO gathers, one layer at work, workspaces)"))
-    return ", ".join(f"{num_bytes / 1e9:.1f} GB {words}" for num_bytes, words in sorted(held, reverse=True))
+    return ", ".join(f"{part_bytes / 1e9:.1f} GB {words}" for part_bytes, words in sorted(held, reverse=True))
 
 
 def _enough(question: Question) -> Iterator[str]:
@@ -120,7 +121,7 @@ def _changes(question: Question) -> Iterator[str]:
             yield f"--sequence {shorter.model.num_tokens}: sequences of {shorter.model.num_tokens:,} tokens"
             break
         shorter = replace(shorter, model=replace(shorter.model, num_tokens=shorter.model.num_tokens // 2))
-    yield from islice(_smaller(question), 1)
+    yield from _smaller(question)
     yield from _in_4_bits(question)
     yield from _other_gpus(question)
 
@@ -153,15 +154,19 @@ def _in_4_bits(question: Question) -> Iterator[str]:
 
 
 def _smaller(question: Question) -> Iterator[str]:
-    """Smaller state: in 4 bits where adapters are trained, else an optimizer with less, and adapters alone."""
+    """Smaller state: kept by the host, or an optimizer with less; and adapters alone, frozen in as many bits as fit."""
     tuning, model = question.tuning, question.model
-    ways = {}
+    trained, adapters = {}, {}
     if not tuning.adapts:
-        ways["--optimizer adam8bit: two bytes of the optimizer for a parameter"] = replace(tuning, optimizer="adam8bit")
+        trained["--offload optimizer: its state in the host's memory"] = replace(tuning, offload="optimizer")
+        trained["--optimizer adam8bit: two bytes of it for a parameter, and no parameters in 32 bits"] = replace(
+            tuning, optimizer="adam8bit")
     if tuning.train != "qlora" and not (tuning.frozen_layers or model.experts or model.latent):
-        ways["--train lora: adapters alone, everything else frozen"] = replace(tuning, train="lora")
-        ways["--train qlora: adapters alone, the matrices frozen in 4 bits"] = replace(tuning, train="qlora")
-    yield from (words for words, other in ways.items() if other != tuning and fits(replace(question, tuning=other)))
+        adapters["--train lora: adapters alone, everything else frozen"] = replace(tuning, train="lora")
+        adapters["--train qlora: adapters alone, the matrices frozen in 4 bits"] = replace(tuning, train="qlora")
+    for ways in (trained, adapters):
+        yield from islice((words for words, other in ways.items()
+                           if other != tuning and fits(replace(question, tuning=other))), 1)
 
 
 def other_layouts(model: Transformer, cluster: Cluster, layout: Layout, batch: int,

@@ -93,7 +93,7 @@ class Tuning:
         """Bytes of state of all GPUs together, if each parameter is on one: what no way to share it out is below."""
         trained = self.trained_parameters(model)
         frozen = model.num_parameters - (0 if self.adapts else trained)
-        return trained * self.each.total + frozen * self.weight_bytes
+        return trained * self.each.held(3).total + frozen * self.weight_bytes
 
     def spared_flops(self, model: Transformer, num_sequences: float) -> float:
         """FLOPs that a step has fewer than one that trains everything: frozen matrices have no weight gradients.

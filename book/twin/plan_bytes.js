@@ -36,12 +36,13 @@ function activation_bytes(layer, group_size, sequence_parallel, recompute) {
  * @param {number} num_parameters
  * @param {number} zero_stage
  * @param {number} num_shards
- * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of one parameter
+ * @param {{parameters: number, gradients: number, optimizer: number, copied?: boolean}} each   bytes of one parameter
  * @returns {[number, number, number]}
  */
 function state_bytes(num_parameters, zero_stage, num_shards, each) {
   const part = (bytes, first) => (num_parameters * bytes) / (zero_stage >= first ? num_shards : 1);
-  return [part(each.parameters, 3), part(each.gradients, 2), part(each.optimizer, 1)];
+  const held = each.copied && zero_stage % 3 === 0 ? 0 : each.parameters;
+  return [part(held, 3), part(each.gradients, 2), part(each.optimizer, 1)];
 }
 
 /**

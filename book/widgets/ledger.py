@@ -4,10 +4,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from book.cost import Layout, cluster_of, model_named
+from book.cost import ADAM_MIXED, Layout, cluster_of, model_named
 from book.cost.activations import RECOMPUTE
 from book.cost.ledger import GPU, LARGE_SHARE, LONG, MODELS_OF_THE_STORY, NUM_TOKENS, SEQUENCES, Way, story
-from book.cost.machines import EACH, SOFTWARE
+from book.cost.machines import SOFTWARE
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, table
 from book.widgets.show import show
@@ -64,7 +64,7 @@ class Ledger(Explorer):
                  "layout": asdict(way.layout), "tokens": way.num_tokens} for way in self.ways]
         return {**super().data(live), "chapter": self.chapter, "ways": ways, "models": models, "large": LARGE_SHARE,
                 "machine": asdict(cluster_of(GPU, 1, SOFTWARE[0])), "step_tokens": SEQUENCES * NUM_TOKENS,
-                "each": asdict(EACH[SOFTWARE[0]]), "plain": asdict(Layout(1, 1, 1)), "tokens": NUM_TOKENS,
+                "each": ADAM_MIXED.parts, "plain": asdict(Layout(1, 1, 1)), "tokens": NUM_TOKENS,
                 "again": dict(zip(AGAIN, (None, *RECOMPUTE[2:])))}
 
     def text(self) -> str:

@@ -5,7 +5,6 @@ book.cost.state_bytes.
 """
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, state_bytes
@@ -59,7 +58,7 @@ class MemoryBars(Page):
     def data(self, live: bool) -> dict[str, Any]:
         """The choices, and what is chosen."""
         return {"title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
-                "most": MOST_RANKS, "precisions": [[name, asdict(each)] for name, each in PRECISIONS.items()]}
+                "most": MOST_RANKS, "precisions": [[name, each.parts] for name, each in PRECISIONS.items()]}
 
     def text(self) -> str:
         """One line that says what is shown."""

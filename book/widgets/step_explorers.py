@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from book import pipelines
@@ -161,7 +160,7 @@ class ShardingExplorer(Explorer):
     def data(self, live: bool) -> dict[str, Any]:
         """The dials, the parameters of a unit and bytes of each, how many units there are, what a forward takes."""
         return {**super().data(live), "unit": self.num_parameters / NUM_UNITS, "num_units": NUM_UNITS,
-                "forward_s": self.forward_s, "each": asdict(ADAM_MIXED)}
+                "forward_s": self.forward_s, "each": ADAM_MIXED.parts}
 
     def step(self, zero_stage: int, prefetch: bool = True) -> tuple[float, float, float]:
         """Seconds of a step, bytes that a rank keeps, and the most that it holds for a while beside them."""
