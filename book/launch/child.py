@@ -1,6 +1,6 @@
 """L2: the rank's side of `launch`: what runs in each rank process, from start to exit.
 
-A rank and its launcher share one duplex pipe. The launcher asks ("look", "report", "leave") and a thread of the rank
+A rank and its launcher share one duplex pipe. The launcher asks (LOOK, REPORT, LEAVE) and a thread of the rank
 answers, so a rank that waits for its peers can still say where it waits.
 """
 from __future__ import annotations

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import sysconfig
+from collections.abc import Iterable
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from book.tap.log import Place
 
@@ -124,6 +126,17 @@ def chain(frame: FrameType | None) -> tuple[Place, ...]:
             lines.append((code.co_filename, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(lines)
+
+
+def variables(frame: FrameType, names: Iterable[str]) -> list[Any]:
+    """The values of variables of a frame, None of those that it has not; to read them keeps nothing alive."""
+    values = frame.f_locals
+    found = [values.get(name) for name in names]
+    # Up to Python 3.12 those of a function are a copy that its frame keeps, and with it what a rank drops. If only the
+    # frame, this name and the argument refer to it, it is neither a namespace nor what a learner got from `locals()`.
+    if isinstance(values, dict) and sys.getrefcount(values) == 3:
+        values.clear()
+    return found
 
 
 def _whose(filename: str) -> int | str:
