@@ -50,7 +50,7 @@ class Agreement(Subscriber):
 
     def before(self, op: Op) -> None:
         """Note a call, and raise `CallMismatch` if a peer's call with the same number differs."""
-        rank, group = op.group.rank, _group(op.group)
+        rank, group = op.group.rank, op.group.shared
         if not _is_compared(op) or rank not in group.ranks:
             return
         self._numbers[group] += 1
@@ -76,7 +76,7 @@ class Agreement(Subscriber):
 
     def withdrawn(self, op: Op) -> None:
         """Take back the last call noted in a group: it counts as never made."""
-        rank, group = op.group.rank, _group(op.group)
+        rank, group = op.group.rank, op.group.shared
         if _is_compared(op) and rank in group.ranks:
             self._board.refuse(rank, group, self._numbers[group])
             self._numbers[group] -= 1
@@ -93,11 +93,6 @@ class Agreement(Subscriber):
 
 def _is_compared(op: Op) -> bool:
     return not (op.is_message or op.inside)
-
-
-@functools.cache
-def _group(group: Any) -> Group:
-    return Group(group.name, tuple(sorted(group.ranks)))
 
 
 @functools.lru_cache(1024)
