@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
 from book.tap.log import Place
 from book.waiting.hang import Group
@@ -95,9 +95,8 @@ def _refuse(call: str, tensor: torch.Tensor) -> None:
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Collectives in which the ranks' tensors fill their memory in different orders."""
     by_call: dict[Any, dict[int, StridedCall]] = {}
-    for rank, notes in enumerate(ranks):
-        for layout in notes.layouts if notes is not None else ():
-            by_call.setdefault((layout.group, layout.number), {})[rank] = layout
+    for rank, layout in noted(ranks, "layouts"):
+        by_call.setdefault((layout.group, layout.number), {})[rank] = layout
     for ((_, members), _), found in by_call.items():
         others = [rank for rank in members if rank not in found and rank < len(ranks) and ranks[rank] is not None]
         orders = {layout.order for layout in found.values()} | ({()} if others else set())

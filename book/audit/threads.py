@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
 from book.tap.log import OwnGroup, Place
-from book.tap.place import API_FILES
+from book.tap.place import API_FILES, outwards
 from book.waiting.hang import Group
 from book.words import named
 
@@ -106,20 +106,14 @@ def _name(thread: threading.Thread) -> str:
 
 def _is_in_a_call(thread: int) -> bool:
     """Whether a thread is in a call of torch.distributed, and has not gone on with an asynchronous one under way."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(API_FILES):
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_filename.endswith(API_FILES) for frame in outwards(sys._current_frames().get(thread)))
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Groups that two threads use in an order that differs between ranks, or at the same time."""
     by_group: dict[Any, dict[int, Turns]] = {}
-    for rank, notes in enumerate(ranks):
-        for turns in notes.threads if notes is not None else ():
-            by_group.setdefault(turns.group, {})[rank] = turns
+    for rank, turns in noted(ranks, "threads"):
+        by_group.setdefault(turns.group, {})[rank] = turns
     for found in by_group.values():
         rank, turns = min(found.items())
         orders = {tuple((turn.place_in_line, turn.first) for turn in each.turns) for each in found.values()}

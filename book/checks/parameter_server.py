@@ -8,7 +8,6 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magnitude, refuse, require, stands_still
 from book.launch import HangError, LaunchError
-from book.tap.place import is_learners
+from book.tap.place import is_learners, outwards
 from book.waiting.hang import Standing
 from book.words import listed
 
@@ -300,9 +299,7 @@ def asked_by_learner() -> bool:
 
     A Semaphore or a Condition makes a lock too: then what matters is which code made it.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == threading.__file__:
-        frame = frame.f_back
+    frame = next((each for each in outwards(sys._getframe(2)) if each.f_code.co_filename != threading.__file__), None)
     return frame is not None and is_learners(frame.f_code.co_filename)
 
 

@@ -1,6 +1,6 @@
 """L2: the rank's side of `launch`: what runs in each rank process, from start to exit.
 
-A rank and its launcher share one duplex pipe. The launcher asks (see `Question`) and a thread of the rank answers, so a
+A rank and its launcher share one duplex pipe. The launcher asks (see `Asked`) and a thread of the rank answers, so a
 rank that waits for its peers can still say where it waits. What a rank tells is what `ranks.RankProcess` knows of it,
 by its name there.
 """
@@ -36,7 +36,7 @@ from book.launch.transfer import Packed, SharedFile
 FIRST_SEED = 1000
 
 
-class Question(Enum):
+class Asked(Enum):
     """What a launcher asks: how long a rank has stood still, where it is, or to end."""
     LOOK = auto()
     REPORT = auto()
@@ -279,14 +279,14 @@ class _Line:
     def answer(self) -> None:
         """Answer the launcher until it says LEAVE or dies."""
         try:
-            while (question := self._control.recv()) is not Question.LEAVE:
+            while (question := self._control.recv()) is not Asked.LEAVE:
                 self.send(**self._reply(question))
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # this rank and every process that it has started
         self.leave.set()
 
-    def _reply(self, question: Question) -> dict[str, Any]:
-        if question is Question.REPORT:
+    def _reply(self, question: Asked) -> dict[str, Any]:
+        if question is Asked.REPORT:
             _flush()
             told = report(_recorded, _notes, self._stillness.polled)
             return {"report": told, "notes": told.notes}

@@ -154,7 +154,7 @@ class Ranks:
                 heard, args = key.data
                 heard(key, *args)
 
-    def ask(self, question: child.Question, asked: Iterable[RankProcess] | None = None) -> None:
+    def ask(self, question: child.Asked, asked: Iterable[RankProcess] | None = None) -> None:
         """Send a question to every live rank, or to those `asked`."""
         for member in self._all if asked is None else asked:
             if member.exit_code is None and member.control is not None:
@@ -178,7 +178,7 @@ class Ranks:
             for member in asked:
                 member.still_s = None
             self._looked_s = now_s
-            self.ask(child.Question.LOOK, asked)
+            self.ask(child.Asked.LOOK, asked)
 
     def deaf(self) -> list[RankProcess]:
         """The working ranks that have not answered the last question for a while."""
@@ -230,7 +230,7 @@ class Ranks:
 
     def dismiss(self, limit_s: float) -> None:
         """Let finished ranks exit, and read the rest of their output."""
-        self.ask(child.Question.LEAVE)
+        self.ask(child.Asked.LEAVE)
         end_s = time.monotonic() + limit_s
         while any(member.exit_code is None for member in self._all) and time.monotonic() < end_s:
             self.listen(0.05)

@@ -10,7 +10,7 @@ from typing import Any
 from book.launch.around import in_loop
 from book.launch.stacks import StackLine
 from book.launch.where import is_cell
-from book.tap.place import variables
+from book.tap.place import outwards, variables
 from book.trace_schema import CellLine
 
 LONGEST_LINE = 120  # characters of a line that a trace keeps
@@ -42,10 +42,7 @@ def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of notebook cells, innermost first."""
-    while frame is not None:
-        if is_cell(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    return (each for each in outwards(frame) if is_cell(each.f_code.co_filename))
 
 
 def _loops(frame: FrameType) -> bool:

@@ -31,7 +31,7 @@ class OwnGroup(NamedTuple):
     rank: int  # in the world
 
     @property
-    @functools.cache
+    @functools.cache  # noqa: B019, there are few groups
     def shared(self) -> Group:
         """What all its ranks know of it."""
         return Group(self.name, tuple(sorted(self.ranks)))

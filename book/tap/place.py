@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -119,13 +119,20 @@ def caller(frame: FrameType | None) -> Caller:
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
     """The learner's lines that have led to `frame`, innermost first."""
     lines = []
-    while frame is not None:
+    while frame is not None:  # for each call of a collective: `outwards` would take a fifth longer
         code = frame.f_code
         whose = _known[code.co_filename]
         if whose == _LEARNERS:
             lines.append((code.co_filename, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(lines)
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that have led to it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def variables(frame: FrameType, names: Iterable[str]) -> list[Any]:

@@ -26,7 +26,7 @@ from book.widgets.page import Recorded, arranged
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, ProductPlay, Tile, Tiles, read_play
 from book.widgets.show import show
 from book.widgets.terms import origin, spelled
-from book.words import in_bytes, joined
+from book.words import alike, in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -177,9 +177,7 @@ def _tell(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     if moment.kind == "collective":
         return _collective(play, moment, held)
     say = {"multiply": _multiply, "apply": _apply, "message": _message, "backward": _backward}[moment.kind]
-    said: dict[tuple[str, str], list[int]] = {}
-    for rank, act in moment.acts.items():
-        said.setdefault(say(play, moment, act, held[rank]), []).append(rank)
+    said = alike((rank, say(play, moment, act, held[rank])) for rank, act in moment.acts.items())
     parts = [(subject(ranks, play.world_size), does, rest) for (does, rest), ranks in said.items()]
     (who, does, rest), *others = parts
     more = " ".join(f"{other} {it}{tail}" for other, it, tail in others)
@@ -334,10 +332,8 @@ def _collective(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     if op == "barrier":
         return "Barrier", ": nobody goes on before all have called it.", False
     moves = f": {MOVES[op]}." if op in MOVES else "."
-    said: dict[str, list[int]] = {}
-    for rank in moment.acts if names else ():
-        states = [{place: now for place, now in held[r].items() if place[0] in names} for r in moment.acts]
-        said.setdefault(result(play, states[list(moment.acts).index(rank)], states), []).append(rank)
+    states = [{place: now for place, now in held[rank].items() if place[0] in names} for rank in moment.acts]
+    said = alike((rank, result(play, state, states)) for rank, state in zip(moment.acts, states) if names)
     now = "".join(f" {subject(ranks, play.world_size)} now has {text}." for text, ranks in said.items())
     return what, f"{moves}{now or ' It moves none of these matrices.'}", False
 
@@ -349,11 +345,9 @@ def _backward(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple
 
 def _verdict(play: ProductPlay, states: list[Tiles], names: Sequence[str], verb: str) -> Said:
     """Whether the ranks together have all of these matrices, complete, and no rank has anything else."""
-    said: dict[str, list[int]] = {}
     ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}
             for state in states]
-    for rank, state in enumerate(ends):
-        said.setdefault(result(play, state, ends), []).append(rank)
+    said = alike((rank, result(play, state, ends)) for rank, state in enumerate(ends))
     told = "; ".join(f"{_lower(subject(ranks, play.world_size))} {verb} {text}" for text, ranks in said.items())
     wrong = any(fault(play, tiles_of(state, name))[0] for state in ends for name in names if tiles_of(state, name))
     have = {place for state in ends for place in state}
