@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Recorded, arranged
+from book.widgets.page import Played
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, ProductPlay, Tile, Tiles, read_play
 from book.widgets.show import show
-from book.widgets.terms import origin, spelled
+from book.widgets.terms import spelled
 from book.words import alike, in_bytes, joined
 
 if TYPE_CHECKING:
@@ -41,34 +41,6 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     to open with. Raises TypeError for anything but traces, ValueError for a trace that follows no product.
     """
     return show(ShardedProduct(runs, title, labels, select))
-
-
-class ShardedProduct(Recorded):
-    """What a sharded product shows: traces by key."""
-
-    widget, maker = "shards", "sharded_product"
-
-    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
-        super().__init__(runs, title, labels, select)
-        self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
-        mlp = any("B" in play.matrices for play in self._plays.values())
-        self.title = title or ("A sharded MLP" if mlp else "A sharded matrix product")
-
-    def data(self, live: bool) -> dict[str, Any]:
-        """The widget's data; in a live notebook with the backend's name."""
-        runs = {key: run_payload(play, origin(self.traces[key], live))
-                for key, play in self._plays.items()}
-        return {"title": self.title, **arranged(runs, self._labels, self._select)}
-
-    def text(self) -> str:
-        """One line that says what is shown."""
-        return f"{self.title}: sharded product{self.several()}, {self.ranks()}, {self.sources()}"
-
-    def words(self) -> str:
-        """The steps of each run, and its figures."""
-        return self.runs_in_words(self.title, (
-            ([begin(play), *(stress + rest for stress, rest, _ in told(play))], figures(play))
-            for play in self._plays.values()))
 
 
 PHASES = {"collective": "1", "message": "1", "return": "2", "gradient": "2", "backward": "2"}  # of others: 0
@@ -361,3 +333,21 @@ def _verdict(play: ProductPlay, states: list[Tiles], names: Sequence[str], verb:
 
 def _lower(text: str) -> str:
     return text[0].lower() + text[1:]
+
+
+def in_words(play: ProductPlay) -> tuple[list[str], list[list[str]]]:
+    """The steps of a run, and its figures."""
+    return [begin(play), *(stress + rest for stress, rest, _ in told(play))], figures(play)
+
+
+class ShardedProduct(Played):
+    """What a sharded product shows: traces by key."""
+
+    widget, maker, called = "shards", "sharded_product", "sharded product"
+    read, payload, said = staticmethod(read_play), staticmethod(run_payload), staticmethod(in_words)
+
+    @property
+    def usual_title(self) -> str:  # type: ignore[override]
+        """The title where none is given."""
+        mlp = any("B" in play.matrices for play in self.plays.values())
+        return "A sharded MLP" if mlp else "A sharded matrix product"
