@@ -288,6 +288,7 @@ class _Line:
     def _reply(self, question: Asked) -> dict[str, Any]:
         if question is Asked.REPORT:
             _flush()
+            _tell_server()  # a rank that does not come to its end is asked before it is killed
             told = report(_recorded, _notes, self._stillness.polled)
             return {"report": told, "notes": told.notes}
         try:
