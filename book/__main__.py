@@ -30,6 +30,7 @@ COMMANDS = {
     "lint": ("book.grading", "is a lab fit to be graded?"),
     "mutate": ("book.grading", "what a lab's checks miss"),
     "calibrate": ("book.cost", "fit a plan's constants to measured steps"),
+    "slides": ("book.authoring", "slides for weeks of the syllabus, from the chapters' figures"),
 }
 
 
@@ -44,8 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"lockstep has no command {word!r}: use {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     part, _ = COMMANDS[word]
-    has_several = [of for of, _ in COMMANDS.values()].count(part) > 1  # then it has to know which one was said
-    status: int = import_module(f"{part}.__main__").main(arguments if has_several else arguments[1:])
+    rest = arguments[1:] if word == "doctor" else arguments  # every other part has several words
+    status: int = import_module(f"{part}.__main__").main(rest)
     return status
 
 

@@ -5,13 +5,14 @@ There is one way for each, but for two things: the chunk player's prose joins ra
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 LONG_RUN = 5  # so many consecutive ranks or more are written as a range
 _VERBS = {"has": "have", "is": "are", "does": "do"}
 BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
+Told = TypeVar("Told", bound=Hashable)
 FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and is written in it
 
 
@@ -35,6 +36,15 @@ def joined(things: Iterable[Any]) -> str:
     """Things as a sentence lists them: "1, 2 and 3"; there is at least one."""
     *most, last = map(str, things)
     return f"{listed(most)} and {last}" if most else last
+
+
+def alike(told: Iterable[tuple[int, Told]]) -> dict[Told, list[int]]:
+    """The ranks of which the same is told, by that, in the order in which each first is: sentences name them together.
+    """
+    found: dict[Told, list[int]] = {}
+    for rank, what in told:
+        found.setdefault(what, []).append(rank)
+    return found
 
 
 def capitalised(text: str) -> str:

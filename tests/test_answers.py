@@ -91,6 +91,14 @@ def test_a_patch_replaces_each_of_its_places():
     assert apply(PATCH, SOURCE) == "def first():\n    return b\ndef second():\n    tell()\n    return c"
 
 
+def test_dots_stand_for_the_lines_before_the_next_one_or_for_the_rest():
+    assert apply([" def first():", "-...", "+    tell()", " def second():"], SOURCE).split("\n") == [
+        "def first():", "    tell()", "def second():", "    return c"]
+    assert apply(["-    return a", "-...", "+    tell()"], SOURCE) == "def first():\n    tell()"
+    with pytest.raises(ValueError, match="0 times"):
+        apply(["-    return c", "-...", "-    return a"], SOURCE)
+
+
 @pytest.mark.parametrize("source, times", [(SOURCE.replace("a", "b"), 0), (SOURCE.replace("c", "a"), 2)])
 def test_a_patch_whose_place_is_not_unique_is_refused(source, times):
     with pytest.raises(ValueError, match=f"holds this {times} times, not once:\n    return a"):

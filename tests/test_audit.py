@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from book import audit, tap
 from book.audit import digests
-from book.launch import launch
+from book.launch import HangError, launch
 
 
 def start(same_seed=False):
@@ -949,6 +949,23 @@ for k in range(5):
 for sentence in audit.compare(model):
     print(sentence)
 """  # and the process ends while the model is still there
+
+
+def drops_a_request_before_a_forward_past_ddp():
+    model, optimizer = replica()
+    step(model, optimizer, call=model.module)
+    request = dist.isend(torch.ones(1), 1 - dist.get_rank())
+    model.module(torch.randn(4, 6))
+    request = dist.isend(torch.ones(1), 1 - dist.get_rank())
+    dist.recv(torch.ones(1), 1 - dist.get_rank())
+    dist.recv(torch.ones(1), 1 - dist.get_rank())
+    request.wait()
+
+
+@pytest.mark.slow
+def test_to_look_for_what_goes_past_ddp_keeps_no_request_that_is_dropped():
+    with pytest.raises(HangError, match="did not keep what isend returned"):
+        launch(drops_a_request_before_a_forward_past_ddp, 2, hang_s=0.5)
 
 
 def stopped_and_started(starts):

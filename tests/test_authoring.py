@@ -604,7 +604,8 @@ def test_slides_of_no_week_and_without_their_package_get_one_sentence(
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "chapters/92_syllabus.md"])
 def test_commands_in_the_documents_can_be_read_by_the_parser(document: str) -> None:
     text = (ROOT / document).read_text("utf-8")
-    commands = re.findall(r"python -m book\.authoring (slides\b|picture\b|\w+ [^`\n]+)", text)  # others are only named
+    commands = re.findall(r"python -m book\.authoring (picture\b|\w+ [^`\n]+)", text)  # others are only named
+    commands += re.findall(r"\blockstep (slides\b[^`\n]*)", text)
     assert commands
     for command in commands:
         parser().parse_args(command.split())

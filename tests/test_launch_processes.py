@@ -160,6 +160,32 @@ def write(file):
 """
 
 
+HUNG_AND_IMPORTED = """
+import sys
+from book.launch import HangError, launch
+
+def hangs():
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint._fsspec_filesystem
+    dist.init_process_group()
+    dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+def missed():
+    return sys.modules["book.launch.preload"]._missed[0]
+
+try:
+    launch(hangs, 2, hang_s=0.5)
+except HangError:
+    print(launch(missed, 1)[0])
+"""
+
+
+def test_a_rank_that_hangs_tells_too_that_it_had_to_import_something():
+    done = subprocess.run([sys.executable, "-c", HUNG_AND_IMPORTED], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.splitlines()[-1] == "1", done.stderr
+
+
 def test_what_a_rank_imports_for_itself_later_ranks_find_loaded():
     """Launches follow one another without a pause, and the launching process has none of it."""
     done = subprocess.run([sys.executable, "-c", SGD_AT_ONCE], capture_output=True, text=True, timeout=LIMIT_S)

@@ -34,6 +34,7 @@ from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arr
 from book.look.told import timelines_told
 from book.report.page import write_run_page
 from book.report.traces import LAST, timelines_of_dumps
+from book.tap.log import OwnGroup
 from book.trace import Event, Trace
 from book.waiting.hang import Group
 from book.words import capitalised
@@ -643,7 +644,7 @@ def test_stretches_of_time_against_counting(seed: int) -> None:
 
 def test_a_ring_keeps_the_last_rows_and_marks_none_that_has_gone() -> None:
     memory = bytearray(NUM_BYTES)
-    noted, group = RingNotes(memory), Group("0", (1, 0))
+    noted, group = RingNotes(memory), OwnGroup("0", (1, 0), "gloo", 0)
 
     def call(serial: int) -> Any:
         op = SimpleNamespace(serial=serial, group=group, function=None, kind="all_reduce", number=serial, num_bytes=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 import json
 import linecache
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -160,8 +161,28 @@ def step_by_step(chunks: list[torch.Tensor], _: int) -> None:
         chosen(chunks, number)
 
 
+def comprehended(chunks: list[torch.Tensor], _: int) -> None:
+    """Sends in a comprehension, in a line of its own."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    requests = [
+        dist.isend(chunks[number], (rank + 1) % size)
+        for number in range(2)]
+    for request in requests:
+        dist.recv(chunks[0].clone(), (rank - 1) % size)
+        request.wait()
+
+
+def comprehends_helpers(chunks: list[torch.Tensor], _: int) -> None:
+    """Chooses in a comprehension what a helper sends."""
+    assert all([shifted(chunks[number], chunks[number].clone()) is None for number in range(2)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step, function, source", [
+    (comprehended, "comprehended", "dist.isend(chunks[number], (rank + 1) % size)"),
+    pytest.param(comprehends_helpers, "comprehends_helpers", "assert all([shifted(chunks[number], chunks[number]."
+                 "clone()) is None for number in range(2)])",
+                 marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="the comprehension is no function")),
     (ring_of_helpers, "ring_of_helpers", "exchanged(outgoing=outgoing, incoming=torch.empty_like(mine),"),
     (ring_of_one, "shifted", "for request in dist.batch_isend_irecv(transfers):"),
     (one_of_many, "looped", "request = dist.isend(chunk, (rank + away) % size)"),

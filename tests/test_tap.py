@@ -1,6 +1,8 @@
 """The tap sees every call to torch.distributed once, in any program, and tells all who read its log the same."""
 import os
+import sys
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -14,6 +16,7 @@ from book import record, tap
 from book.launch import launch
 from book.tap.group import _in_world
 from book.tap.log import LENGTH, NOBODY, Log, Op, OwnGroup, Subscriber
+from book.tap.place import variables
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -203,6 +206,25 @@ def test_a_reader_is_told_once_and_only_what_it_asks_for():
     for thread in threads:
         thread.join()
     assert len(reader.told) == 8 and op.serial == 8 and log.issued and not log.named
+
+
+def test_to_read_variables_keeps_nothing_alive_and_empties_nobody_s_dictionary():
+    model = nn.Linear(1, 1)
+    left, frame = weakref.ref(model), sys._getframe()
+    assert variables(frame, ["model", "missing"]) == [model, None]
+    del model
+    assert left() is None
+    own = locals()
+    assert variables(frame, ["frame"]) == [frame] and own["left"] is left
+    assert namespace_of_a_class().left == 1
+
+
+def namespace_of_a_class():
+    class Body:
+        left = 1
+        read = variables(sys._getframe(), ["left"])
+    assert Body.read == [1]
+    return Body
 
 
 def waited_with_a_limit(rank):

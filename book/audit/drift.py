@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from book.audit.notes import Notes, Replica, Value
-from book.words import agree, capitalised, joined, listed, named
+from book.audit.notes import Notes, Replica, Value, noted
+from book.words import agree, alike, capitalised, joined, listed, named
 
 MOST_NAMES = 4
 Copies = Mapping[int, Replica]  # by rank
@@ -85,10 +85,9 @@ def _uneven(copies: Copies) -> Iterator[str]:
 def copies_of(ranks: Sequence[Notes | None]) -> list[Copies]:
     """The copies of each model of which two ranks at least can tell."""
     found: dict[tuple[tuple[int, ...], int], dict[int, Replica]] = defaultdict(dict)
-    for rank, notes in enumerate(ranks):
-        for replica in notes.replicas if notes is not None else ():
-            if rank in replica.ranks:
-                found[replica.ranks, replica.number][rank] = replica
+    for rank, replica in noted(ranks, "replicas"):
+        if rank in replica.ranks:
+            found[replica.ranks, replica.number][rank] = replica
     return [copies for copies in found.values() if len(copies) > 1]
 
 
@@ -171,12 +170,11 @@ def _some(names: Sequence[str]) -> str:
 
 def _between(copies: Copies, names: Sequence[str]) -> str:
     """The ranks that differ: "ranks 0, 1" if no two are equal, else "rank 0 and ranks 1, 2"."""
-    alike: dict[str, list[int]] = defaultdict(list)
-    for rank, copy in sorted(copies.items()):
-        moment = max(copy.parameters, default=0)
-        held = copy.end if copy.end is not None else copy.parameters.get(moment, {})
-        alike[repr([getattr(held.get(name), "digest", held.get(name)) for name in names])].append(rank)
-    return named(sorted(copies)) if len(alike) == len(copies) else joined(map(named, alike.values()))
+    ends = ((rank, copy.end if copy.end is not None else copy.parameters.get(max(copy.parameters, default=0), {}))
+            for rank, copy in sorted(copies.items()))
+    equal = alike((rank, repr([getattr(held.get(name), "digest", held.get(name)) for name in names]))
+                  for rank, held in ends)
+    return named(sorted(copies)) if len(equal) == len(copies) else joined(map(named, equal.values()))
 
 
 def _since(since: Parting) -> str:
@@ -257,9 +255,7 @@ def _set(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> str
                     for rank, copy in sorted(copies.items()) if min(copy.settings, default=step + 1) <= step}
         differ = _differing(list(settings.values())) if len(settings) == len(copies) else []
         if differ:
-            by_value: dict[str, list[int]] = defaultdict(list)
-            for rank, each in settings.items():
-                by_value[_number(each[differ[0]])].append(rank)
+            by_value = alike((rank, _number(each[differ[0]])) for rank, each in settings.items())
             values = joined(f"{value} on {named(ranks)}" for value, ranks in by_value.items())
             return (f"in step {step}, {differ[0]} was {values}: what sets it must get the same numbers on all ranks, "
                     "such as a loss that is averaged over them first")
@@ -271,9 +267,7 @@ def _number(value: Any) -> str:
 
 
 def _stepped(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> str | None:
-    by_count: dict[int, list[int]] = defaultdict(list)
-    for rank, copy in sorted(copies.items()):
-        by_count[copy.steps].append(rank)
+    by_count = alike((rank, copy.steps) for rank, copy in sorted(copies.items()))
     if len(by_count) == 1 or not since.in_step or any(copy.end is None for copy in copies.values()):
         return None
     counts = joined(f"{named(ranks)} {agree('has', ranks)} made {count}" for count, ranks in by_count.items())

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
 from book.tap.log import Place
+from book.waiting.hang import Group
 from book.words import listed, named
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ Order = tuple[int, ...]  # the strides of the dimensions that have more than one
 
 class StridedCall(NamedTuple):
     """A collective with a tensor that fills its memory in another order than its indices."""
-    group: tuple[str, tuple[int, ...]]
+    group: Group
     number: int  # among the group's collectives
     call: str
     order: Order
@@ -60,8 +61,7 @@ class Layouts(Subscriber):
             if gapped or len(orders) > 1:
                 _refuse(call, [*gapped, *filter(_order, tensors)][0])
             if len(self._noted) < MOST:
-                group = op.group.name, op.group.ranks
-                self._noted.append(StridedCall(group, op.number, call, orders.pop(), op.place))
+                self._noted.append(StridedCall(op.group.shared, op.number, call, orders.pop(), op.place))
         elif call in OUTPUT_AS_IT_LIES and ((tensors[0].numel() and not _is_dense(tensors[0]))
                                             or len(set(map(_order, tensors))) > 1):
             strange = [tensor for tensor in tensors if _order(tensor)]
@@ -95,9 +95,8 @@ def _refuse(call: str, tensor: torch.Tensor) -> None:
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Collectives in which the ranks' tensors fill their memory in different orders."""
     by_call: dict[Any, dict[int, StridedCall]] = {}
-    for rank, notes in enumerate(ranks):
-        for layout in notes.layouts if notes is not None else ():
-            by_call.setdefault((layout.group, layout.number), {})[rank] = layout
+    for rank, layout in noted(ranks, "layouts"):
+        by_call.setdefault((layout.group, layout.number), {})[rank] = layout
     for ((_, members), _), found in by_call.items():
         others = [rank for rank in members if rank not in found and rank < len(ranks) and ranks[rank] is not None]
         orders = {layout.order for layout in found.values()} | ({()} if others else set())

@@ -1,7 +1,7 @@
 """L2: what one rank has noted of a run, as plain data: it is pickled, and read where torch is not loaded."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ class Orphans(NamedTuple):
     place: str
     lost: int
     total: int
+
+
+def noted(ranks: Sequence[Notes | None], field: str) -> Iterator[tuple[int, Any]]:
+    """Each rank with each of what it has noted in a field of `Notes`."""
+    for rank, notes in enumerate(ranks):
+        yield from ((rank, each) for each in (getattr(notes, field) if notes is not None else ()))
 
 
 class Notes(NamedTuple):

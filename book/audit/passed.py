@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
 from book.tap.log import Place
 from book.tap.place import caller
@@ -188,7 +188,7 @@ def _readable(place: Place | str | None, place_of: PlaceOf) -> str:
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Gradients that lack what the other ranks' parts of a result would have given."""
-    for use in dict.fromkeys(use for notes in ranks if notes is not None for use in notes.uses):
+    for use in dict.fromkeys(use for _, use in noted(ranks, "uses")):
         used_at = f" at {use.used_at}" if use.used_at else ""
         result = f"the result of {use.call} at {use.called_at}, which autograd does not pass"
         if use.how == "cut":

@@ -14,7 +14,7 @@ from book.audit import digests
 from book.audit.digests import Digest
 from book.audit.notes import Epoch, Loader, PlaceOf, RandomSplit, Sharding, named
 from book.tap.log import Place
-from book.tap.place import caller
+from book.tap.place import caller, outwards
 
 MOST = 16  # loaders, splits and samplers, and batches of each loader
 LOOKED_AT = 8  # elements of a list
@@ -135,9 +135,7 @@ def just_read(trains: bool) -> tuple[int | None, Place | None]:
 
 def parted(subset: Any) -> None:
     """A subset of data is made; noted is the first of a random split whose caller has named no generator."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code is not _SPLITS:
-        frame = frame.f_back
+    frame = next((each for each in outwards(sys._getframe()) if each.f_code is _SPLITS), None)
     values = {} if frame is None else frame.f_locals
     if values.get("generator") is torch.default_generator and subset.indices[:1] == values["indices"][:1]:
         if len(_splits) < MOST:

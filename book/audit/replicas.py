@@ -21,7 +21,7 @@ from book.audit.digests import Digest, Heads
 from book.audit.notes import PlaceOf, Replica, Value, named
 from book.audit.quiet import Time, quietly
 from book.tap.log import Place, Subscriber
-from book.tap.place import caller, is_learners
+from book.tap.place import caller, is_learners, outwards, variables
 
 MOST = 64  # models, and inputs of a model's first forwards
 MOST_STATES = 4096
@@ -210,12 +210,8 @@ def plain_values(found: dict[str, Held]) -> dict[str, Value]:
 
 def _line_outside_modules() -> Place | None:
     """The innermost line of the learner's that is in no method of a module."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if is_learners(frame.f_code.co_filename) and not isinstance(frame.f_locals.get("self"), torch.nn.Module):
-            return frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
-    return None
+    return next(((frame.f_code.co_filename, frame.f_lineno or 0) for frame in outwards(sys._getframe(1)) if is_learners(
+        frame.f_code.co_filename) and not isinstance(variables(frame, ["self"])[0], torch.nn.Module)), None)
 
 
 class _Passing:

@@ -1,12 +1,12 @@
 """L2: ranks that train on the same samples, split data differently or draw the same masks; idle optimizers."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from book.audit.drift import Copies, copies_of
-from book.audit.notes import Loader, Notes
-from book.words import agree, joined, named, plural
+from book.audit.notes import Loader, Notes, noted
+from book.words import agree, alike, joined, named, plural
 
 Ranks = Sequence[Notes | None]
 
@@ -42,22 +42,15 @@ def _fed(copies: Copies) -> dict[int, tuple[tuple[int, int | None], ...]]:
             if len({batch for batch, _, _ in each}) > 1}
 
 
-def _alike(by_rank: Mapping[int, object]) -> list[list[int]]:
+def _alike(by_rank: Mapping[int, tuple[Any, ...]]) -> list[list[int]]:
     """The ranks with equal values, where there are several."""
-    alike: dict[object, list[int]] = defaultdict(list)
-    for rank, each in sorted(by_rank.items()):
-        alike[each].append(rank)
-    return [same for same in alike.values() if len(same) > 1]
+    return [same for same in alike(sorted(by_rank.items())).values() if len(same) > 1]
 
 
 def same_workers(ranks: Ranks) -> Iterator[str]:
     """Workers of a loader that hand out the same batches, one after the other."""
-    found: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for rank, notes in enumerate(ranks):
-        for place, num in {(each.place, each.num_workers) for each in (notes.loaders if notes else ())
-                           if _repeats(each)}:
-            found[place, num].append(rank)
-    for (place, num), where in found.items():
+    repeating = {(rank, (each.place, each.num_workers)) for rank, each in noted(ranks, "loaders") if _repeats(each)}
+    for (place, num), where in alike(sorted(repeating)).items():
         yield (f"the {num} workers of the loader of {place} hand out the same batches on {named(where)}: in the "
                "dataset's __iter__, take a share by get_worker_info().id and .num_workers")
 
@@ -86,9 +79,7 @@ def other_shards(ranks: Ranks) -> Iterator[str]:
     for number in range(min(map(len, known.values()), default=0)):
         shards = {rank: each[number] for rank, each in known.items()}
         first = next(iter(shards.values()))
-        by_seed: dict[int, list[int]] = defaultdict(list)
-        for rank, each in shards.items():
-            by_seed[each.seed].append(rank)
+        by_seed = alike((rank, each.seed) for rank, each in shards.items())
         if len({(each.place, each.of, each.num_replicas) for each in shards.values()}) == 1 < len(by_seed):
             seeds = joined(f"{seed} on {named(where)}" for seed, where in by_seed.items())
             yield (f"the sampler of {first.place} shuffles with seed + epoch = {seeds}, so the ranks' shards overlap: "
@@ -97,11 +88,7 @@ def other_shards(ranks: Ranks) -> Iterator[str]:
 
 def same_orders(ranks: Ranks) -> Iterator[str]:
     """Samplers that shuffle, and give a second epoch of training the order of the first."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for rank, notes in enumerate(ranks):
-        for place in notes.repeated if notes is not None else ():
-            found[place].append(rank)
-    for place, where in found.items():
+    for place, where in alike(noted(ranks, "repeated")).items():
         yield (f"{named(where)} {agree('trains', where)} on samples in the same order in every epoch, from the loader "
                f"of {place}: call set_epoch(epoch) on its DistributedSampler before each epoch")
 
@@ -118,11 +105,7 @@ def same_masks(ranks: Ranks) -> Iterator[str]:
 
 def idle_optimizers(ranks: Ranks) -> Iterator[str]:
     """Optimizers that hold parameters which no model has."""
-    found: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for rank, notes in enumerate(ranks):
-        for orphans in notes.orphans if notes is not None else ():
-            found[orphans.place, orphans.lost, orphans.total].append(rank)
-    for (place, count, total), where in found.items():
+    for (place, count, total), where in alike(noted(ranks, "orphans")).items():
         which = f"{count} of its {total}" if count < total else f"its {total}"
         yield (f"the optimizer of {place} steps in vain on {named(where)}: {which} {plural('parameter', total)} "
                f"{agree('is', count)} in no model any more; make it after what replaces them, such as fully_shard or a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap.log import Place
 from book.words import counted
 
@@ -48,7 +48,7 @@ def _readable(place: Place | str | None, place_of: PlaceOf) -> str:
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Messages that have not filled the tensor that they were received into; both ends may have noted them."""
-    for each in dict.fromkeys(each for notes in ranks if notes is not None for each in notes.shorter):
+    for each in dict.fromkeys(each for _, each in noted(ranks, "shorter")):
         yield (f"rank {each.source} sent {each.sent} to rank {each.target} at {each.sent_at}, which was received "
                f"into {each.received} at {each.received_at}: the last {counted(each.num_left, 'element')} of that "
                "tensor stayed as before, and on GPUs both ranks would wait forever: receive into a tensor of its size")

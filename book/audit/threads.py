@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
-from book.tap.log import Place
-from book.tap.place import API_FILES
+from book.tap.log import OwnGroup, Place
+from book.tap.place import API_FILES, outwards
+from book.waiting.hang import Group
 from book.words import named
 
 MOST_TURNS = 200
@@ -31,7 +32,7 @@ class Turn(NamedTuple):
 
 class Turns(NamedTuple):
     """Which threads of a rank have called collectives of a group, and whether one did while another was in a call."""
-    group: tuple[str, tuple[int, ...]]
+    group: Group
     turns: tuple[Turn, ...]
     meet: bool
 
@@ -57,21 +58,20 @@ class Threads(Subscriber):
     """Notes which threads call collectives from Python, in each group."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
+        self._groups: dict[OwnGroup, _Group] = {}
 
     def told(self, place_of: PlaceOf) -> tuple[Turns, ...]:
         """What was noted of groups that two threads or more have used, with readable places."""
-        return tuple(Turns(key, tuple(turn._replace(place=str(place_of(*turn.place)) if turn.place else "")
-                                      for turn in group.turns), group.meet)
+        return tuple(Turns(key.shared, tuple(turn._replace(place=str(place_of(*turn.place)) if turn.place else "")
+                                             for turn in group.turns), group.meet)
                      for key, group in list(self._groups.items()) if len(set(group.threads.values())) > 1)
 
     def before(self, op: Op) -> None:
         if op.is_message or op.function is None or op.inside or op.place is None:
             return
-        key = op.group.name, op.group.ranks
-        group = self._groups.get(key)
+        group = self._groups.get(op.group)
         if group is None:
-            group = self._groups[key] = _Group()
+            group = self._groups[op.group] = _Group()
         thread = threading.get_ident()
         group.num_calls += 1
         if thread != group.last:
@@ -81,7 +81,7 @@ class Threads(Subscriber):
             group.meet = any(map(_is_in_a_call, others))
 
     def issued(self, op: Op, tensors: Sequence[Any]) -> None:
-        group = self._groups.get((op.group.name, op.group.ranks)) if op.function and not op.is_message else None
+        group = self._groups.get(op.group) if op.function and not op.is_message else None
         thread = threading.get_ident()
         if group is not None and thread in group.threads and not op.inside:
             group.inside[op.serial] = thread
@@ -91,7 +91,7 @@ class Threads(Subscriber):
 
     def withdrawn(self, op: Op) -> None:
         if not op.is_message:
-            group = self._groups.get((op.group.name, op.group.ranks))
+            group = self._groups.get(op.group)
             if group is not None:
                 group.inside.pop(op.serial, None)
 
@@ -106,20 +106,14 @@ def _name(thread: threading.Thread) -> str:
 
 def _is_in_a_call(thread: int) -> bool:
     """Whether a thread is in a call of torch.distributed, and has not gone on with an asynchronous one under way."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(API_FILES):
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_filename.endswith(API_FILES) for frame in outwards(sys._current_frames().get(thread)))
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Groups that two threads use in an order that differs between ranks, or at the same time."""
     by_group: dict[Any, dict[int, Turns]] = {}
-    for rank, notes in enumerate(ranks):
-        for turns in notes.threads if notes is not None else ():
-            by_group.setdefault(turns.group, {})[rank] = turns
+    for rank, turns in noted(ranks, "threads"):
+        by_group.setdefault(turns.group, {})[rank] = turns
     for found in by_group.values():
         rank, turns = min(found.items())
         orders = {tuple((turn.place_in_line, turn.first) for turn in each.turns) for each in found.values()}

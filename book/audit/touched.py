@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
 
-from book.audit.notes import Notes, PlaceOf
+from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
 from book.tap.log import Place
-from book.tap.place import is_learners, is_unseen
+from book.tap.place import is_learners, is_unseen, outwards
 
 if TYPE_CHECKING:
     import torch
@@ -112,21 +113,18 @@ def _sample(tensor: torch.Tensor) -> bytes:
     return bytes(some.view(torch.uint8).tolist())
 
 
-def _waits_at(frame: Any) -> Place | None:
+def _waits_at(frame: FrameType) -> Place | None:
     """The learner's line that waits itself; None if a library does: it knows what it may change."""
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if is_learners(filename):
-            return filename, frame.f_lineno or 0
-        if not is_unseen(filename):  # torch's own functions wait, too, for what the program is not told of
-            return None
-        frame = frame.f_back
-    return None
+    # Torch's own functions wait, too, for what the program is not told of.
+    seen = next((each for each in outwards(frame) if not is_unseen(each.f_code.co_filename)), None)
+    if seen is None or not is_learners(seen.f_code.co_filename):
+        return None
+    return seen.f_code.co_filename, seen.f_lineno or 0
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Tensors that were changed while an operation was under way."""
-    for each in dict.fromkeys(each for notes in ranks if notes is not None for each in notes.touched):
+    for each in dict.fromkeys(each for _, each in noted(ranks, "touched")):
         effect = {"isend": "the receiver gets either value", "irecv": "it holds either value"}.get(
             each.call, "the ranks get one value or the other")
         yield (f"the tensor of {each.call} at {each.issued_at} was changed before its wait() at {each.waited_at}: "

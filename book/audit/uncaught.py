@@ -5,13 +5,13 @@ The rank does not fail: the main thread may not need what the thread was to do, 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from book.audit.notes import noted
 from book.tap.place import is_learners
 from book.tap.replaced import replace
-from book.words import named
+from book.words import alike, named
 
 
 class Uncaught(NamedTuple):
@@ -63,12 +63,7 @@ def _place(error: BaseException, place_of: Callable[[str, int], Any]) -> str:
 
 def threads_that_failed(ranks: Sequence[Any]) -> Iterator[str]:
     """Errors that have ended threads, those of several ranks together."""
-    who: dict[Uncaught, list[int]] = defaultdict(list)
-    for rank, notes in enumerate(ranks):
-        for error in notes.uncaught if notes else ():
-            if rank not in who[error]:
-                who[error].append(rank)
-    for error, failed in who.items():
+    for error, failed in alike(dict.fromkeys(noted(ranks, "uncaught"))).items():
         where = f" in {error.place}" if error.place else ""
         yield (f"thread {error.thread} of {named(failed)} has ended with an error{where}, and the rank "
                f"went on: {': '.join(filter(None, (error.name, error.message)))}")

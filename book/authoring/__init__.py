@@ -6,7 +6,7 @@
     python -m book.authoring new-lab NAME                 a lab without exercises, in labs/
     python -m book.authoring new-exercise LAB NAME        one more exercise of a lab: an example to write over
     python -m book.authoring picture                      the README's picture, from what chapter 3 stores
-    python -m book.authoring slides [WEEK ...]            slides for weeks of the syllabus, from the chapters' figures
+    lockstep slides [WEEK ...]                            slides for weeks of the syllabus, from the chapters' figures
 
 A path is a notebook or a folder of notebooks.
 """

@@ -52,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
     for command in (lab, exercise):
         command.add_argument("--folder", type=Path, default=Path("labs"), help="where labs are (default labs)")
     commands.add_parser("picture", help="draw the README's picture from what chapter 3 stores")
-    slides = commands.add_parser("slides", help="make slides for weeks of the syllabus from the chapters' figures")
+    slides = commands.add_parser("slides", prog="lockstep slides",
+                                 help="make slides for weeks of the syllabus from the chapters' figures")
     slides.add_argument("weeks", nargs="*", type=int, metavar="WEEK", help="numbers of weeks (default: all)")
     slides.add_argument("-o", "--output", type=Path, default=Path("_build/slides"), help="folder (_build/slides)")
     slides.add_argument("--site", default="", metavar="ADDRESS", help="the website's address: figures link to it")

@@ -37,12 +37,10 @@ class Problem(NamedTuple):
     message: str
 
 
-Rule = Callable[[NotebookNode], Iterator[Problem]]
-
-
 def lint(notebook: NotebookNode) -> list[Problem]:
     """Apply every rule to a notebook; the list is empty if it is clean."""
-    return [problem for rule in RULES for problem in rule(notebook)]
+    cells = [at(notebook, cell, said) for rule in OF_CELLS for _, cell in code_cells(notebook) for said in rule(cell)]
+    return cells + [problem for rule in RULES for problem in rule(notebook)]
 
 
 def at(notebook: NotebookNode, cell: NotebookNode, message: str) -> Problem:
@@ -79,55 +77,50 @@ def ignores_output(cell: NotebookNode) -> bool:
     return bool(IGNORE_TAGS & set(tags(cell)) or IGNORE_COMMENT.search(cell.source))
 
 
-def banned_calls(notebook: NotebookNode) -> Iterator[Problem]:
+def banned_calls(cell: NotebookNode) -> Iterator[str]:
     """Widgets and displays that a strict run can't compare, and outputs that come from a file instead of the run."""
-    for _, cell in code_cells(notebook):
-        mentioned = names(cell)
-        for name in sorted(BANNED_NAMES.keys() & mentioned):
-            yield at(notebook, cell, f"{name} is banned: {BANNED_NAMES[name]}")
-        if "display_id" in mentioned:
-            yield at(notebook, cell, "display_id is banned: updates of a display fail a strict comparison")
-        for name in sorted(FILE_READERS & mentioned):
-            yield at(notebook, cell, f"{name} reads a file: outputs have to come from the run itself")
+    mentioned = names(cell)
+    for name in sorted(BANNED_NAMES.keys() & mentioned):
+        yield f"{name} is banned: {BANNED_NAMES[name]}"
+    if "display_id" in mentioned:
+        yield "display_id is banned: updates of a display fail a strict comparison"
+    for name in sorted(FILE_READERS & mentioned):
+        yield f"{name} reads a file: outputs have to come from the run itself"
 
 
-def trailing_semicolon(notebook: NotebookNode) -> Iterator[Problem]:
+def trailing_semicolon(cell: NotebookNode) -> Iterator[str]:
     """A cell that ends in `;`, which hides its value from the reader and from nbval."""
     skip = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER, tokenize.DEDENT}
-    for _, cell in code_cells(notebook):
-        try:
-            found = [t for t in tokenize.generate_tokens(io.StringIO(cell.source).readline) if t.type not in skip]
-        except (tokenize.TokenError, SyntaxError):
-            continue
-        if found and found[-1].string == ";":
-            yield at(notebook, cell, "ends in ';', which hides its value from the reader and from nbval")
+    try:
+        found = [t for t in tokenize.generate_tokens(io.StringIO(cell.source).readline) if t.type not in skip]
+    except (tokenize.TokenError, SyntaxError):
+        return
+    if found and found[-1].string == ";":
+        yield "ends in ';', which hides its value from the reader and from nbval"
 
 
-def never_ran(notebook: NotebookNode) -> Iterator[Problem]:
+def never_ran(cell: NotebookNode) -> Iterator[str]:
     """A code cell without an execution count: nbval does not compare it."""
-    for _, cell in code_cells(notebook):
-        if cell.source.strip() and cell.execution_count is None:
-            yield at(notebook, cell, "never ran, so nbval does not compare it: python -m book.authoring run")
+    if cell.source.strip() and cell.execution_count is None:
+        yield "never ran, so nbval does not compare it: python -m book.authoring run"
 
 
-def machine_in_outputs(notebook: NotebookNode) -> Iterator[Problem]:
+def machine_in_outputs(cell: NotebookNode) -> Iterator[str]:
     """Object addresses and machine-specific paths in a cell's output."""
-    for _, cell in code_cells(notebook):
-        shown = "\n".join(map(output_text, cell.outputs))
-        for pattern, what in ((ADDRESS, "an address in memory"), (MACHINE_PATH, "a path of one machine")):
-            match = pattern.search(shown)
-            if match:
-                yield at(notebook, cell, f"shows {what} ({match[0][:60]}), which no other run repeats")
+    shown = "\n".join(map(output_text, cell.outputs))
+    for pattern, what in ((ADDRESS, "an address in memory"), (MACHINE_PATH, "a path of one machine")):
+        match = pattern.search(shown)
+        if match:
+            yield f"shows {what} ({match[0][:60]}), which no other run repeats"
 
 
-def unexpected_errors(notebook: NotebookNode) -> Iterator[Problem]:
+def unexpected_errors(cell: NotebookNode) -> Iterator[str]:
     """A stored error in a cell that is not meant to raise, and output on stderr."""
-    for _, cell in code_cells(notebook):
-        for output in cell.outputs:
-            if output.output_type == "error" and "raises-exception" not in tags(cell):
-                yield at(notebook, cell, f"stores a {output.ename}; if that is the point, tag it raises-exception")
-            if output.output_type == "stream" and output.name == "stderr":
-                yield at(notebook, cell, "writes to stderr, which differs between machines")
+    for output in cell.outputs:
+        if output.output_type == "error" and "raises-exception" not in tags(cell):
+            yield f"stores a {output.ename}; if that is the point, tag it raises-exception"
+        if output.output_type == "stream" and output.name == "stderr":
+            yield "writes to stderr, which differs between machines"
 
 
 def ignored_outputs(notebook: NotebookNode) -> Iterator[Problem]:
@@ -186,13 +179,13 @@ def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
         yield at(notebook, first, "imports *; import by name, so that a reader sees where things come from")
 
 
-def widget_without_html(notebook: NotebookNode) -> Iterator[Problem]:
+def widget_without_html(cell: NotebookNode) -> Iterator[str]:
     """A widget that the website, which has no kernel, can't show."""
-    for _, cell in code_cells(notebook):
-        for output in cell.outputs:
-            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
-                yield at(notebook, cell, "stores a widget view, which needs a kernel: normalise it")
+    for output in cell.outputs:
+        if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+            yield "stores a widget view, which needs a kernel: normalise it"
 
 
-RULES: tuple[Rule, ...] = (banned_calls, trailing_semicolon, never_ran, machine_in_outputs, unexpected_errors,
-                           ignored_outputs, hidden_code, imports_by_name, widget_without_html)
+OF_CELLS: tuple[Callable[[NotebookNode], Iterator[str]], ...] = (
+    banned_calls, trailing_semicolon, never_ran, machine_in_outputs, unexpected_errors, widget_without_html)
+RULES: tuple[Callable[[NotebookNode], Iterator[Problem]], ...] = (ignored_outputs, hidden_code, imports_by_name)

@@ -8,7 +8,6 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magnitude, refuse, require, stands_still
 from book.launch import HangError, LaunchError
-from book.tap.place import is_learners
+from book.tap.place import is_learners, outwards
 from book.waiting.hang import Standing
 from book.words import listed
 
@@ -90,13 +89,12 @@ def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: 
             "have come: make one step per round, along the mean of all gradients, not one for each push")
 
 
-def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int,
-               weights: Sequence[float] | None = None) -> float:
-    """One step along the mean of a round's gradients, (W, n) by worker, or with other weights that add up to 1.
+def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int) -> float:
+    """One step along the mean of a round's gradients, (W, n) by worker.
 
     Returns the sum of the absolute values of the parameters after it.
     """
-    shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
+    shares = np.full(len(gradients), 1 / len(gradients))
     moved = flat(before) - flat(after)
     refuse(len(moved) > 1 and moved.any() and np.ptp(moved) <= 1e-9 * np.abs(moved).max(), f"round {number}: the step "
            "is the same for all elements of the parameter: take the mean over the workers for each element, not the "
@@ -300,9 +298,7 @@ def asked_by_learner() -> bool:
 
     A Semaphore or a Condition makes a lock too: then what matters is which code made it.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == threading.__file__:
-        frame = frame.f_back
+    frame = next((each for each in outwards(sys._getframe(2)) if each.f_code.co_filename != threading.__file__), None)
     return frame is not None and is_learners(frame.f_code.co_filename)
 
 

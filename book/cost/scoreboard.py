@@ -22,7 +22,7 @@ import numpy as np
 from book.cost.calibration import Rows, calibrated, calibrated_memory, settled
 from book.cost.layouts import Layout
 from book.cost.machines import FITTED_FILE, cluster_of, like
-from book.cost.measured import DataSet, data_sets
+from book.cost.measured import data_sets
 from book.cost.published import Published
 
 NUM_FOLDS = 12
@@ -318,9 +318,9 @@ def regrets(rows: Sequence[Published], estimated_s: Sequence[float] | np.ndarray
             yield float(kept / took.min() - 1)
 
 
-def memory_errors(data: Sequence[DataSet] | None = None) -> np.ndarray:
+def memory_errors() -> np.ndarray:
     """Estimated over measured memory of a GPU, less 1, of the rows that say how much they took."""
-    rows = Rows([row for one in (data or data_sets().values()) for row in one.rows if row.memory_bytes])
+    rows = Rows([row for one in data_sets().values() for row in one.rows if row.memory_bytes])
     return rows.estimates()["memory_bytes"] / np.array([row.memory_bytes for row in rows.rows]) - 1
 
 

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -171,29 +172,21 @@ def _wanted(name: str) -> bool:
 
 # What each system calls submissions: how to tell from all files of an export whose each of them is
 
+# lovelaceada_LATE_1234_56789_lab.ipynb; the numbers are the user's and the file's, and grow with time.
 CANVAS = re.compile(r"(?P<student>.+?)(?P<late>_LATE)?_(?P<id>\d+|anon_[A-Za-z0-9]+)_(?P<order>\d+)_(?P<name>.+)", re.S)
+# Ada Lovelace_1234_assignsubmission_file/lab.ipynb, or with _lab.ipynb in the place of the folder.
 MOODLE = re.compile(r"(?P<student>.*)_(?P<id>\d+)_assignsubmission_file(?:_(?P<name>.*))?", re.S)
 
 
-def _canvas(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
-    """Canvas: lovelaceada_LATE_1234_56789_lab.ipynb; the numbers are the user's and the file's, and grow with time."""
+def _named(pattern: re.Pattern[str], items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
+    """A system whose names of files or folders say whose they are."""
     def whose(item: ExportFile) -> list[Whose]:
         for part in item.parts:
-            if match := CANVAS.fullmatch(part):
-                name = match["name"] if part == item.name else ""
-                return [Whose(match["id"], match["student"], match["id"], name, int(match["order"]),
-                              match["late"] is not None)]
-        return []
-    return whose
-
-
-def _moodle(items: Sequence[ExportFile], logins: Sequence[str]) -> Reader:
-    """Moodle: Ada Lovelace_1234_assignsubmission_file/lab.ipynb, or with _lab.ipynb in the place of the folder."""
-    def whose(item: ExportFile) -> list[Whose]:
-        for part in item.parts:
-            if match := MOODLE.fullmatch(part):
-                name = (match["name"] or "") if part == item.name else ""
-                return [Whose(match["id"], match["student"], match["id"], name)]
+            if match := pattern.fullmatch(part):
+                told = match.groupdict()
+                name = (told["name"] or "") if part == item.name else ""
+                return [Whose(told["id"], told["student"], told["id"], name, int(told.get("order", 0)),
+                              told.get("late") is not None)]
         return []
     return whose
 
@@ -277,8 +270,8 @@ def _top(items: Sequence[ExportFile]) -> int:
 
 
 SYSTEMS: dict[str, Callable[[Sequence[ExportFile], Sequence[str]], Reader]] = {
-    "folder": _folder, "canvas": _canvas, "moodle": _moodle, "gradescope": _gradescope, "nbgrader": _nbgrader,
-    "classroom": _classroom}
+    "folder": _folder, "canvas": partial(_named, CANVAS), "moodle": partial(_named, MOODLE), "gradescope": _gradescope,
+    "nbgrader": _nbgrader, "classroom": _classroom}
 
 
 def when(text: str) -> datetime | None:

@@ -44,30 +44,23 @@ class SandboxProvisioner(LocalProvisioner):
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Puts the connection file into the run's folder, and wraps the kernel's command in bubblewrap."""
-        run, manager = Path(os.environ[RUN]), self.parent
-        if KERNEL_HANDLE in os.environ:
-            return await self._before_fork(run, manager, kwargs)
-        inside = run / "inside"
-        manager.transport, manager.ip = "ipc", str(inside / "k")
-        manager.connection_file = str(inside / "c.json")
+        run, manager, is_forked = Path(os.environ[RUN]), self.parent, KERNEL_HANDLE in os.environ
+        folder = run if is_forked else run / "inside"
+        manager.transport, manager.ip = "ipc", str(folder / "k")
+        manager.connection_file = str(folder / "c.json")
         kwargs = await super().pre_launch(**kwargs)
+        handles = self._listen(f"{folder / 'k'}-{port}" for port in manager.ports)
+        if is_forked:
+            return kwargs
         if os.geteuid() == 0:
-            os.chown(inside / "c.json", sandbox.uid_of(run), sandbox.uid_of(run))
+            os.chown(folder / "c.json", sandbox.uid_of(run), sandbox.uid_of(run))
         limits = sandbox.Limits(**json.loads(os.environ[LIMITS]))
-        handles = self._listen(f"{inside / 'k'}-{port}" for port in manager.ports)
         python, _, _, *rest = kwargs["cmd"]
         inner = [python, "-m", "book.grading.listening", json.dumps(handles), *rest]
         launches = {name: os.environ[name] for name in (LAUNCHES,) if name in os.environ}
         kwargs["cmd"] = sandbox.command(inner, run, limits, launches)
         kwargs.update(cwd="/", env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                       pass_fds=list(handles.values()))
-        return kwargs
-
-    async def _before_fork(self, run: Path, manager: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        manager.transport, manager.ip = "ipc", str(run / "k")
-        manager.connection_file = str(run / "c.json")
-        kwargs = await super().pre_launch(**kwargs)
-        self._listen(f"{run / 'k'}-{port}" for port in manager.ports)
         return kwargs
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:

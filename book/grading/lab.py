@@ -70,10 +70,15 @@ def simulated(cell: NotebookNode) -> bool:
     return marks(cell).get("kind") == "setup" and str(marks(cell).get("id")).startswith(SIMULATED)
 
 
-def checks(lab: NotebookNode, exercise: int) -> list[NotebookNode]:
-    """The check cells of an exercise, in order."""
+def checks(lab: NotebookNode, exercise: int, kind: str = "check") -> list[NotebookNode]:
+    """The check cells of an exercise, in order; or those of another kind."""
     return [cell for cell in code_cells(lab)
-            if marks(cell).get("kind") == "check" and marks(cell)["exercise"] == exercise]
+            if marks(cell).get("kind") == kind and marks(cell)["exercise"] == exercise]
+
+
+def answer_cells(lab: NotebookNode, exercise: int) -> list[NotebookNode]:
+    """The cells in which an exercise is to be answered, in order."""
+    return checks(lab, exercise, "answer")
 
 
 def points(lab: NotebookNode) -> dict[int, int]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading.lab import Answers, checks, code_cells, marks, points
+from book.grading.lab import Answers, answer_cells, checks, code_cells, marks, points
 from book.grading.roster import RosterError, Student
 from book.grading.similar import plain
 
@@ -113,9 +113,7 @@ def digest(lab: NotebookNode, exercise: int, answers: Answers) -> str:
 
     "" for one that works the student's numbers out from their names: many are the same, and right for everybody.
     """
-    ids = [marks(cell)["id"] for cell in code_cells(lab)
-           if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise]
-    source = "\n".join(part for name in ids for part in answers.get(name, []))
+    source = "\n".join(part for cell in answer_cells(lab, exercise) for part in answers.get(marks(cell)["id"], []))
     with suppress(SyntaxError, ValueError, RecursionError):
         source = plain(source)
     if any(re.search(rf"\b{name}\b", source) for name in ranges(lab)):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-from book.grading.lab import Answers, code_cells, marks, points
+from book.grading.lab import Answers, answer_cells, marks, points
 from book.grading.release import without_solutions
 from book.grading.report import no_formula
 
@@ -42,8 +42,7 @@ def pairs(lab: NotebookNode, answers: Mapping[str, Answers]) -> Iterator[Pair]:
     `answers` are each student's sources by the ids of answer cells. The lab's own solution is compared too.
     """
     for exercise in points(lab):
-        cells = [cell for cell in code_cells(lab)
-                 if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise]
+        cells = answer_cells(lab, exercise)
         given = set().union(*(runs(without_solutions(cell.source, exercise)[0]) for cell in cells))
         found = {name: set().union(*(runs("\n".join(own.get(marks(cell)["id"], []))) for cell in cells)) - given
                  for name, own in answers.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import code_cells, marks, own_in, simulated, variant_of
+from book.grading.lab import answer_cells, code_cells, marks, own_in, simulated, variant_of
 from book.grading.recognised import recognised, source_of
 from book.grading.release import without_solutions
 from book.grading.withheld_modules import imports_from_book
@@ -62,13 +62,8 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
 
 def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
     """Whether a submission has anything in an exercise's answer cells beyond what the released copy had."""
-    for cell in code_cells(lab):
-        if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
-            stub = without_solutions(cell.source, exercise)[0]
-            sources = submission.answers.get(marks(cell)["id"], [])
-            if any(source.strip() not in ("", stub.strip()) for source in sources):
-                return True
-    return False
+    return any(source.strip() not in ("", without_solutions(cell.source, exercise)[0].strip())
+               for cell in answer_cells(lab, exercise) for source in submission.answers.get(marks(cell)["id"], []))
 
 
 def _read_regular(path: Path) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading.lab import code_cells, marks, shown
+from book.grading.lab import answer_cells, code_cells, marks, shown
 
 
 def printed(lab: NotebookNode, exercise: int, answer: str, name: str,
@@ -43,9 +43,8 @@ def stored(lab: NotebookNode, check: str) -> str:
 
 def solution(lab: NotebookNode, exercise: int) -> str:
     """The lab's own answer to an exercise, without the solution markers."""
-    (found,) = [cell.source for cell in code_cells(lab)
-                if (marks(cell)["kind"], marks(cell).get("exercise")) == ("answer", exercise)]
-    return "\n".join(line for line in found.split("\n") if not line.strip().startswith("### "))
+    (found,) = answer_cells(lab, exercise)
+    return "\n".join(line for line in found.source.split("\n") if not line.strip().startswith("### "))
 
 
 def without_device(text: str) -> str:

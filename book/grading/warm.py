@@ -6,7 +6,6 @@ its own (see forking, enclosed).
 """
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import os
@@ -30,7 +29,7 @@ from book.grading import sandbox
 from book.grading.forking import ENCLOSED, MAX_BYTES, NBVAL, OUR_MODULES, is_over
 from book.grading.lab import code_cells, marks, points
 from book.grading.sandbox import FIRST_UID, NUM_UIDS, SCRATCH, Limits, SandboxError
-from book.grading.withheld_modules import withheld_modules
+from book.grading.withheld_modules import imports, withheld_modules
 
 START_S = 180  # for a warm process to import everything, on a busy machine
 END_S = 10
@@ -177,16 +176,4 @@ def modules_for(lab: NotebookNode) -> list[str]:
     cells = [cell for cell in code_cells(lab) if marks(cell).get("kind") in ("setup", "check")]
     if any("memory" in marks(cell) for cell in cells):
         return []
-    return [*OUR_MODULES, *sorted(set().union(*(_imported(cell.source) for cell in cells)))]
-
-
-def _imported(source: str) -> set[str]:
-    """The modules that a cell imports, by their full names."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError:  # it has a magic
-        return set()
-    whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    parts = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    return whole | {node.module for node in parts if node.module} | {
-        f"{node.module}.{alias.name}" for node in parts for alias in node.names if node.module == "book"}
+    return [*OUR_MODULES, *sorted(set().union(*(imports(cell.source) for cell in cells)))]

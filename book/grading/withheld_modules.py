@@ -44,8 +44,8 @@ def exists(module: str) -> bool:
     return module.startswith(PACKAGE + ".") and (place.is_dir() or place.with_suffix(".py").is_file())
 
 
-def imports_from_book(source: str) -> set[str]:
-    """The modules of the book that a source's import statements name."""
+def imports(source: str) -> set[str]:
+    """The modules that a source's import statements name, by their full names; none if it is no Python, or too long."""
     if len(source) > MAX_CHARS:
         return set()
     try:
@@ -54,9 +54,13 @@ def imports_from_book(source: str) -> set[str]:
         return set()
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module not in (None, "book")}
-    named |= {f"book.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "book"
-              for alias in node.names}
-    return {name for name in named if name.split(".")[0] == "book"}
+    return named | {f"book.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "book"
+                    for alias in node.names}
+
+
+def imports_from_book(source: str) -> set[str]:
+    """The modules of the book among them."""
+    return {name for name in imports(source) if name.split(".")[0] == "book"}
 
 
 def _imported(source: str) -> set[str]:

@@ -16,7 +16,7 @@ from book.waiting.causes import causes
 from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
-from book.words import counted, in_bytes, named
+from book.words import alike, counted, in_bytes, named
 
 AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
 
@@ -103,12 +103,10 @@ def _first(failed: Sequence[Member], made: Mapping[int, int]) -> Member:
 
 def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> list[str]:
     """The last calls of ranks, a line for those that are at the same one."""
-    alike: dict[str, list[int]] = {}
-    for member in members:
-        call = _last(member.rank, calls)
-        alike.setdefault(call.where if call else "", []).append(member.rank)
+    last = ((member.rank, _last(member.rank, calls)) for member in members)
+    found = alike((rank, call.where if call else "") for rank, call in last)
     return [f"  the last call of {named(ranks)}: {words}" if words else f"  {named(ranks)} had called nothing"
-            for words, ranks in alike.items()]
+            for words, ranks in found.items()]
 
 
 def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:

@@ -89,8 +89,7 @@ class RingNotes(Subscriber):
 
     def told(self) -> tuple[tuple[str, ...], tuple[Group, ...], bool]:
         """What the numbers in rows stand for, names and groups; and whether tensors were on a GPU."""
-        groups = [Group(each.name, tuple(sorted(each.ranks))) for each in list(self._groups)]
-        return (*list(self._names),), tuple(groups), self.on_gpu
+        return (*list(self._names),), tuple(each.shared for each in list(self._groups)), self.on_gpu
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:

@@ -55,7 +55,7 @@ class Totals(Subscriber):
 
     def told(self) -> dict[tuple[Group, str], tuple[int, int]]:
         """The sums so far."""
-        return {(Group(group.name, tuple(sorted(group.ranks))), name): (calls, size)
+        return {(group.shared, name): (calls, size)
                 for (group, name), (calls, size) in list(self._of.items()) if calls > 0}
 
 

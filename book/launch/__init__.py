@@ -42,9 +42,9 @@ The way of a call. It ends at `api._results`, and for a hang goes on:
 
     api.launch → arguments.packed → server → ranks.Ranks   the ranks are forked, and a pipe leads to each
     child.main → child._run → the function                 in each rank; `transfer.packed` takes its result
-    supervise.supervise                                    asks "look" until all have said "done", or none moves
+    supervise.supervise                                    asks to LOOK until all have told a result, or none moves
     api._results                                           the results as a Run, or an error
-    api._hang_error → supervise.ask_for_reports            asks "report"; child._reply → report.report answers
+    api._hang_error → supervise.ask_for_reports            asks to REPORT; child._reply → report.report answers
     waiting.message.message                                the cause, in words, for the HangError
 
 Why ranks hang, and how that is said, is worked out in `book.waiting` from what they report.

@@ -19,7 +19,7 @@ from book.launch import where
 from book.launch.board import NUM_ALIKE, Board, NotedCall
 from book.tap import Op, Subscriber
 from book.waiting.hang import CollectiveCall, Group
-from book.words import agree, named
+from book.words import agree, alike, named
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
 SIDES = {"broadcast": "src", "scatter": "src", "broadcast_object_list": "src", "scatter_object_list": "src",
@@ -50,7 +50,7 @@ class Agreement(Subscriber):
 
     def before(self, op: Op) -> None:
         """Note a call, and raise `CallMismatch` if a peer's call with the same number differs."""
-        rank, group = op.group.rank, _group(op.group)
+        rank, group = op.group.rank, op.group.shared
         if not _is_compared(op) or rank not in group.ranks:
             return
         self._numbers[group] += 1
@@ -76,7 +76,7 @@ class Agreement(Subscriber):
 
     def withdrawn(self, op: Op) -> None:
         """Take back the last call noted in a group: it counts as never made."""
-        rank, group = op.group.rank, _group(op.group)
+        rank, group = op.group.rank, op.group.shared
         if _is_compared(op) and rank in group.ranks:
             self._board.refuse(rank, group, self._numbers[group])
             self._numbers[group] -= 1
@@ -93,11 +93,6 @@ class Agreement(Subscriber):
 
 def _is_compared(op: Op) -> bool:
     return not (op.is_message or op.inside)
-
-
-@functools.cache
-def _group(group: Any) -> Group:
-    return Group(group.name, tuple(sorted(group.ranks)))
 
 
 @functools.lru_cache(1024)
@@ -124,11 +119,9 @@ def describe(calls: dict[int, NotedCall]) -> str:
     """How the ranks' calls differ where they should be the same, and what each rank calls."""
     fields = zip(*(call.alike for call in calls.values()))
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
-    alike: dict[str, list[int]] = defaultdict(list)
-    for rank, call in sorted(calls.items()):
-        alike[_made(call).where].append(rank)
+    made = alike((rank, _made(call).where) for rank, call in sorted(calls.items()))
     lines = [f"the ranks disagree in a collective: {differs}"]
-    return "\n".join([*lines, *(f"  {named(ranks)} {agree('calls', ranks)} {words}" for words, ranks in alike.items())])
+    return "\n".join([*lines, *(f"  {named(ranks)} {agree('calls', ranks)} {words}" for words, ranks in made.items())])
 
 
 def last_calls(board: Board) -> dict[Group, dict[int, CollectiveCall]]:

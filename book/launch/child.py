@@ -1,7 +1,8 @@
 """L2: the rank's side of `launch`: what runs in each rank process, from start to exit.
 
-A rank and its launcher share one duplex pipe. The launcher asks ("look", "report", "leave") and a thread of the rank
-answers, so a rank that waits for its peers can still say where it waits.
+A rank and its launcher share one duplex pipe. The launcher asks (see `Asked`) and a thread of the rank answers, so a
+rank that waits for its peers can still say where it waits. What a rank tells is what `ranks.RankProcess` knows of it,
+by its name there.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,6 +34,13 @@ from book.launch.report import Stillness, report, take_notes
 from book.launch.transfer import Packed, SharedFile
 
 FIRST_SEED = 1000
+
+
+class Asked(Enum):
+    """What a launcher asks: how long a rank has stood still, where it is, or to end."""
+    LOOK = auto()
+    REPORT = auto()
+    LEAVE = auto()
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,10 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     line = _Line(control)
     threading.Thread(target=line.answer, daemon=True, name="launcher").start()
     try:
-        line.send("done", _run(rank, job, board, called, results, line), _notes())
+        line.send(result=_run(rank, job, board, called, results, line), notes=_notes())
     except BaseException as error:
         _flush()
-        line.send("failed", _failure(error), _recorded(), _notes())
+        line.send(failure=_failure(error), recorded=_recorded(), notes=_notes())
     _tell_server()
     # If a rank exited early, its peers would report a reset connection instead of the real error.
     line.leave.wait()
@@ -130,10 +139,10 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     if record:
         from book import record as recorder
         recorder.start(sender.cell_line)
-    line.send("entered")
+    line.send(entered=True)
     result = function(*args)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch has set it, see children
-    line.send("returned")
+    line.send(returned=True)
     recorded = _recorded()
     try:
         return transfer.packed((result, recorded), results, _on_cpu)
@@ -261,26 +270,29 @@ class _Line:
         self._lock = threading.Lock()
         self._stillness = Stillness()
 
-    def send(self, kind: str, *content: Any) -> None:
+    def send(self, **told: Any) -> None:
         """Send one message; a huge one blocks until the launcher has read it."""
-        message = pickle.dumps((kind, *content))
+        message = pickle.dumps(told)
         with self._lock:
             self._control.send_bytes(message)
 
     def answer(self) -> None:
-        """Answer the launcher until it says "leave" or dies."""
+        """Answer the launcher until it says LEAVE or dies."""
         try:
-            while (question := self._control.recv()) != "leave":
-                self.send(*self._reply(question))
+            while (question := self._control.recv()) is not Asked.LEAVE:
+                self.send(**self._reply(question))
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # this rank and every process that it has started
         self.leave.set()
 
-    def _reply(self, question: str) -> tuple[Any, ...]:
-        if question == "report":
+    def _reply(self, question: Asked) -> dict[str, Any]:
+        if question is Asked.REPORT:
             _flush()
-            return "reported", report(_recorded, _notes, self._stillness.polled)
+            _tell_server()  # a rank that does not come to its end is asked before it is killed
+            told = report(_recorded, _notes, self._stillness.polled)
+            return {"report": told, "notes": told.notes}
         try:
-            return "looked", self._stillness.measure_s()
+            still_s = self._stillness.measure_s()
         except Exception:  # perhaps no file descriptor is left; the launcher still expects an answer
-            return "looked", 0.0
+            still_s = 0.0
+        return {"still_s": still_s, "stopped_s": None}

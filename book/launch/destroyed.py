@@ -14,7 +14,7 @@ class Destroyed(Subscriber):
 
     def destroyed(self, group: OwnGroup, place: Place | None) -> None:
         if place is not None:
-            _lines[Group(group.name, tuple(sorted(group.ranks)))] = place
+            _lines[group.shared] = place
 
 
 def groups() -> dict[Group, str]:

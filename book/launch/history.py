@@ -87,7 +87,7 @@ class CallCounter(Subscriber):
 
 def calls() -> dict[Group, history.History]:
     """The calls in each group."""
-    return {Group(group.name, tuple(sorted(group.ranks))): _told(calls) for group, calls in list(_groups.items())}
+    return {group.shared: _told(calls) for group, calls in list(_groups.items())}
 
 
 def _told(calls: _Calls) -> history.History:

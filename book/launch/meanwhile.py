@@ -13,7 +13,7 @@ from book.launch.explain import Waited
 from book.launch.files import FailedRead, Write
 from book.launch.ranks import RankProcess, Ranks
 from book.waiting.hang import Hang
-from book.words import joined, named
+from book.words import alike, joined, named
 
 SLACK_S = 0.05  # how far two clocks may be apart
 MOST = 3
@@ -44,10 +44,8 @@ def time_up(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> s
     limit = f" {waited.limit_s:g} s" if waited.limit_s else ""
     behind = _awaited(first, waited, ranks, hang)
     awaited = [other for other in ranks if other.rank in behind]
-    alike: dict[str, list[int]] = {}
-    for other in awaited:
-        alike.setdefault(_is_at(other, hang), []).append(other.rank)
-    told = [f"{named(who)}, which {does}" for does, who in list(alike.items())[:MOST]]
+    doing = alike((other.rank, _is_at(other, hang)) for other in awaited)
+    told = [f"{named(who)}, which {does}" for does, who in list(doing.items())[:MOST]]
     head = f"rank {first} waited{limit} {waited.doing.rest}, and then its time was up"
     if not told:
         return head

@@ -154,8 +154,8 @@ class Ranks:
                 heard, args = key.data
                 heard(key, *args)
 
-    def ask(self, question: str, asked: Iterable[RankProcess] | None = None) -> None:
-        """Send a question ("look", "report", "leave") to every live rank, or to those `asked`."""
+    def ask(self, question: child.Asked, asked: Iterable[RankProcess] | None = None) -> None:
+        """Send a question to every live rank, or to those `asked`."""
         for member in self._all if asked is None else asked:
             if member.exit_code is None and member.control is not None:
                 try:
@@ -178,7 +178,7 @@ class Ranks:
             for member in asked:
                 member.still_s = None
             self._looked_s = now_s
-            self.ask("look", asked)
+            self.ask(child.Asked.LOOK, asked)
 
     def deaf(self) -> list[RankProcess]:
         """The working ranks that have not answered the last question for a while."""
@@ -196,25 +196,12 @@ class Ranks:
     def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
         assert member.control is not None  # the message came through it
         try:
-            kind, *content = pickle.loads(member.control.recv_bytes())
+            told = pickle.loads(member.control.recv_bytes())
         except (EOFError, OSError):
             self._selector.unregister(key.fileobj)
             return
-        if kind == "entered":
-            member.entered = True
-        elif kind == "returned":
-            member.returned = True
-        elif kind == "looked":
-            member.still_s, = content
-            member.stopped_s = None
-        elif kind == "reported":
-            member.report, = content
-            member.notes = member.report.notes
-        elif kind == "done":
-            member.result, member.notes = content
-        elif kind == "failed":
-            member.failure, member.recorded, member.notes = content
-        if kind in ("done", "failed"):
+        vars(member).update(told)
+        if not told.keys().isdisjoint(("result", "failure")):
             self._changed_s = time.monotonic()
 
     def _read(self, key: selectors.SelectorKey, lines: StreamLines, speaker: RankProcess | None) -> None:
@@ -243,7 +230,7 @@ class Ranks:
 
     def dismiss(self, limit_s: float) -> None:
         """Let finished ranks exit, and read the rest of their output."""
-        self.ask("leave")
+        self.ask(child.Asked.LEAVE)
         end_s = time.monotonic() + limit_s
         while any(member.exit_code is None for member in self._all) and time.monotonic() < end_s:
             self.listen(0.05)

@@ -10,9 +10,12 @@ from typing import Any
 from book.launch.around import in_loop
 from book.launch.stacks import StackLine
 from book.launch.where import is_cell
+from book.tap.place import outwards, variables
 from book.trace_schema import CellLine
 
 LONGEST_LINE = 120  # characters of a line that a trace keeps
+# Functions that Python makes of a part of a line, up to 3.11 of every comprehension.
+_COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
@@ -20,7 +23,7 @@ def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
 
     It is the innermost one, unless that is in a function without a loop which was handed one of the tensors. Such a
     helper has not chosen what it sends: then it is the caller's line, if that or one of its callers' stands in a loop.
-    A comprehension counts as no loop, and an argument that is bound anew counts as handed.
+    From Python 3.12 on a comprehension counts as no loop. An argument that is bound anew counts as handed.
 
     Called for every message of a recorded run: a few microseconds, and no file is read twice.
     """
@@ -30,33 +33,27 @@ def cell_line(sent: Sequence[Any] = ()) -> CellLine | None:
         frame = next(frames, None)
     scheduled = frame is not None and (_loops(frame) or any(map(_loops, frames)))
     chosen = frame if scheduled else innermost
-    return None if chosen is None else _numbered(chosen.f_code.co_filename, chosen.f_lineno or 0,
-                                                 chosen.f_code.co_name)
+    if chosen is None:
+        return None
+    names = (each.f_code.co_name for each in _frames(chosen))
+    function = next((name for name in names if name not in _COMPREHENSIONS), "<module>")
+    return _numbered(chosen.f_code.co_filename, chosen.f_lineno or 0, function)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of notebook cells, innermost first."""
-    while frame is not None:
-        if is_cell(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    return (each for each in outwards(frame) if is_cell(each.f_code.co_filename))
 
 
 def _loops(frame: FrameType) -> bool:
-    return in_loop(frame.f_code.co_filename, frame.f_lineno or 0)
+    return frame.f_code.co_name in _COMPREHENSIONS or in_loop(frame.f_code.co_filename, frame.f_lineno or 0)
 
 
 def _is_handed(frame: FrameType, sent: Iterable[Any]) -> bool:
     """Whether one of the tensors is an argument of the function that runs in a frame."""
     code = frame.f_code
     names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
-    if not names:
-        return False
-    variables = frame.f_locals
-    handed = any(variables.get(name) is tensor for name in names for tensor in sent)
-    if isinstance(variables, dict):  # up to Python 3.12 a copy that the frame keeps, and with it what the rank drops
-        variables.clear()
-    return handed
+    return bool(names) and any(value is tensor for value in variables(frame, names) for tensor in sent)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlparse
 
 from book.launch import where
 from book.tap.log import Place
-from book.tap.place import caller, is_learners
+from book.tap.place import caller, is_learners, outwards
 from book.tap.replaced import replace
 from book.words import counted, joined
 
@@ -268,12 +268,8 @@ def _is_store(address: tuple[str, int]) -> bool:
 
 def _hosts_by_hand() -> bool:
     """Whether the program may host a store itself: a calling function, or one that it calls, names the class."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if is_learners(frame.f_code.co_filename) and _names(frame.f_code, frame.f_globals, "TCPStore"):
-            return True
-        frame = frame.f_back
-    return False
+    return any(is_learners(frame.f_code.co_filename) and _names(frame.f_code, frame.f_globals, "TCPStore")
+               for frame in outwards(sys._getframe(1)))
 
 
 def _left_over(start: Start, launched: Launched) -> str | None:

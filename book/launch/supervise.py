@@ -9,7 +9,7 @@ from itertools import groupby
 
 from book.launch import family, where
 from book.launch.agreement import CallMismatch
-from book.launch.child import Failure
+from book.launch.child import Asked, Failure
 from book.launch.explain import NO_FILES, too_many_files
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
@@ -77,7 +77,7 @@ def _settle(ranks: Ranks) -> None:
 def ask_for_reports(ranks: Ranks) -> Hang:
     """Ask every live rank where it is, and find the stacks of those that cannot answer: their C code holds the GIL."""
     deaf = ranks.deaf()
-    ranks.ask("report")
+    ranks.ask(Asked.REPORT)
     asked_s = time.monotonic()
     until_s = {member.rank: asked_s + (DEAF_LIMIT_S if member in deaf else REPORT_LIMIT_S)
                for member in ranks if member.stopped_s is None}

@@ -15,7 +15,7 @@ from typing import Any
 
 from book.launch import pending
 from book.launch.stacks import StackLine
-from book.tap.place import BOOK, is_book, is_learners, is_unseen
+from book.tap.place import BOOK, is_book, is_learners, is_unseen, outwards
 from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
@@ -100,11 +100,7 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
 
 def stack(frame: FrameType | None) -> list[FrameType]:
     """Frames from the outermost call to `frame`."""
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
+    return [*outwards(frame)][::-1]
 
 
 def line_of(frame: FrameType) -> StackLine:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from book.words import agree, named
+from book.words import agree, alike, named
 
 EVERYBODY = "0"  # the name of the group that init_process_group makes
 # What each rank gives to these may differ in size.
@@ -182,9 +182,7 @@ def sentences(flights: Sequence[FlightDump]) -> Iterator[str]:
     """The same, one by one."""
     found, blamed = waits(flights), guilty(flights)
     for wait in found:
-        by_call: dict[str, list[int]] = defaultdict(list)
-        for rank, call in sorted(wait.calls.items()):
-            by_call[call.what + _at(call)].append(rank)
+        by_call = alike((rank, call.what + _at(call)) for rank, call in sorted(wait.calls.items()))
         where = f"call {wait.number}" + (f" of group {wait.group}" if len(found) > 1 else "")
         yield from (f"{named(ranks)} {agree('waits', ranks)} in {where}, {what}" for what, ranks in by_call.items())
     by_rank = {flight.rank: flight for flight in flights}

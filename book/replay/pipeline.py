@@ -76,15 +76,13 @@ def pipeline_order(trace: Trace, step: int = 0, ranks: Sequence[int] | None = No
 
 
 def replay_pipeline(trace: Trace, forward_s: float, backward_s: float, weight_s: float | None = None,
-                    link: Link | None = None, *, num_bytes: float = 0.0, step: int = 0,
-                    ranks: Sequence[int] | None = None) -> Trace:
+                    link: Link | None = None, *, step: int = 0) -> Trace:
     """The recorded order of a pipeline, with durations as `simulate_pipeline` takes them, from 0 s.
 
     The same program always has the same replay, whatever its measured times. Raises what `pipeline_order` and
     `simulate_pipeline` raise.
     """
-    order = pipeline_order(trace, step, ranks)
-    modelled = simulate_pipeline(order, forward_s, backward_s, weight_s, link, num_bytes=num_bytes)
+    modelled = simulate_pipeline(pipeline_order(trace, step), forward_s, backward_s, weight_s, link)
     return Trace(modelled.events, modelled.world_size, "modelled", trace.source, name=trace.name, backend=trace.backend)
 
 

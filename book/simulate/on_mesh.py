@@ -18,14 +18,14 @@ from book.trace import Event, Trace
 FORWARD_S, BACKWARD_S, MESSAGE = 1.0, 2.0, Link(1e-3, float("inf"))
 
 
-def simulate_groups(mesh: Mesh, num_bytes: float, *axes: str, op: str = "all_reduce") -> Trace:
-    """The trace of one collective in every group of each of these axes, axis by axis, on a buffer of `num_bytes`.
+def simulate_groups(mesh: Mesh, num_bytes: float, *axes: str) -> Trace:
+    """The trace of one all-reduce in every group of each of these axes, axis by axis, on a buffer of `num_bytes`.
 
     Raises MeshError for an axis that the mesh does not have.
     """
-    events = [_collective(rank, group, op, num_bytes, float(place))
+    events = [_all_reduce(rank, group, num_bytes, float(place))
               for place, axis in enumerate(axes) for group in mesh.groups(axis) for rank in group]
-    return Trace(events, mesh.world_size, "modelled", "simulated", name=op)
+    return Trace(events, mesh.world_size, "modelled", "simulated", name="all_reduce")
 
 
 def simulate_hybrid(schedule: PipelineSchedule, mesh: Mesh, activation_bytes: float, gradient_bytes: Sequence[float],
@@ -43,7 +43,7 @@ def simulate_hybrid(schedule: PipelineSchedule, mesh: Mesh, activation_bytes: fl
     last_s = max(event.times_s[1] for event in one.events)
     events = [placed for pipeline in mesh.groups("pp") for event in one.events
               for placed in _placed(event, pipeline, mesh, activation_bytes, num_all_reduces)]
-    events += [_collective(rank, mesh.group_of(rank, "dp"), "all_reduce", num_bytes, last_s + 1)
+    events += [_all_reduce(rank, mesh.group_of(rank, "dp"), num_bytes, last_s + 1)
                for pipeline in mesh.groups("pp") for rank, num_bytes in zip(pipeline, gradient_bytes, strict=True)
                if "dp" in mesh.axes]
     events.sort(key=lambda event: event.times_s)
@@ -58,8 +58,9 @@ def _placed(event: Event, pipeline: tuple[int, ...], mesh: Mesh, num_bytes: floa
         start_s, end_s = event.times_s
         for place in range(num):
             at_s = start_s + (end_s - start_s) * (place + 1) / (num + 2)
-            yield replace(_collective(rank, mesh.group_of(rank, "tp"), "all_reduce", num_bytes, at_s), end_s=at_s)
+            yield replace(_all_reduce(rank, mesh.group_of(rank, "tp"), num_bytes, at_s), end_s=at_s)
 
 
-def _collective(rank: int, group: tuple[int, ...], op: str, num_bytes: float, start_s: float) -> Event:
-    return Event(rank, "collective", op, group=group, num_bytes=num_bytes, start_s=start_s, end_s=start_s + 0.5)
+def _all_reduce(rank: int, group: tuple[int, ...], num_bytes: float, start_s: float) -> Event:
+    return Event(rank, "collective", "all_reduce", group=group, num_bytes=num_bytes, start_s=start_s,
+                 end_s=start_s + 0.5)

@@ -4,12 +4,15 @@ Any thread may write. The log has no lock: a call gets its number from a counter
 """
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
+
+from book.waiting.hang import Group
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +29,12 @@ class OwnGroup(NamedTuple):
     ranks: tuple[int, ...]
     backend: str
     rank: int  # in the world
+
+    @property
+    @functools.cache  # noqa: B019, there are few groups
+    def shared(self) -> Group:
+        """What all its ranks know of it."""
+        return Group(self.name, tuple(sorted(self.ranks)))
 
 
 class Described(NamedTuple):

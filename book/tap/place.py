@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import sysconfig
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from book.tap.log import Place
 
@@ -117,13 +119,31 @@ def caller(frame: FrameType | None) -> Caller:
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
     """The learner's lines that have led to `frame`, innermost first."""
     lines = []
-    while frame is not None:
+    while frame is not None:  # for each call of a collective: `outwards` would take a fifth longer
         code = frame.f_code
         whose = _known[code.co_filename]
         if whose == _LEARNERS:
             lines.append((code.co_filename, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(lines)
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that have led to it, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def variables(frame: FrameType, names: Iterable[str]) -> list[Any]:
+    """The values of variables of a frame, None of those that it has not; to read them keeps nothing alive."""
+    values = frame.f_locals
+    found = [values.get(name) for name in names]
+    # Up to Python 3.12 those of a function are a copy that its frame keeps, and with it what a rank drops. If only the
+    # frame, this name and the argument refer to it, it is neither a namespace nor what a learner got from `locals()`.
+    if isinstance(values, dict) and sys.getrefcount(values) == 3:
+        values.clear()
+    return found
 
 
 def _whose(filename: str) -> int | str:

@@ -12,8 +12,8 @@ from itertools import combinations
 
 from book.waiting.counts import out_of_step, uneven_messages
 from book.waiting.doing import ANY, Doing, Kind
-from book.waiting.hang import CollectiveCall, Hang, Missing, Served, Standing, Thread
-from book.words import agree, counted, joined, listed, named
+from book.waiting.hang import Hang, Missing, Served, Standing, Thread
+from book.words import agree, alike, counted, joined, listed, named
 
 Look = Callable[[Hang], Iterator[str]]
 MOST_NAMES = 6  # of parameters
@@ -183,12 +183,9 @@ def crossed_groups(hang: Hang) -> Iterator[str]:
 def destroyed_groups(hang: Hang) -> Iterator[str]:
     """Ranks that wait in a collective of a group that others have destroyed without having called it."""
     for one in hang.missing:
-        alike: dict[str, list[int]] = {}
-        for rank in one.behind:
-            place = hang.ranks[rank].destroyed.get(one.group)
-            if place and not hang.ranks[rank].doing.returned:  # one that has ended has destroyed all of its own
-                alike.setdefault(place, []).append(rank)
-        for place, who in alike.items():
+        places = ((rank, hang.ranks[rank].destroyed.get(one.group)) for rank in one.behind
+                  if not hang.ranks[rank].doing.returned)  # one that has ended has destroyed all of its own
+        for place, who in alike((rank, place) for rank, place in places if place).items():
             yield (f"{_wait_in(one)}; {named(who)} {agree('has', who)} destroyed that group without calling it: make "
                    f"all of its calls before destroy_process_group. Look at {place}")
 
@@ -197,10 +194,9 @@ def missed_collectives(hang: Hang) -> Iterator[str]:
     """Ranks that have not reached a collective: those that have returned, if any, else what each does instead."""
     for one in hang.missing:
         returned = [rank for rank in one.behind if hang.ranks[rank].doing.returned]
-        alike: dict[tuple[Doing | None, CollectiveCall | None], list[int]] = {}
-        for rank in returned or one.behind:
-            alike.setdefault((None if returned else hang.ranks[rank].doing, one.last.get(rank)), []).append(rank)
-        for (doing, last), who in alike.items():
+        instead = alike((rank, (None if returned else hang.ranks[rank].doing, one.last.get(rank)))
+                        for rank in returned or one.behind)
+        for (doing, last), who in instead.items():
             does = f"{doing.words(len(who))} instead" if doing else "returned without it"
             last_call = f"{last.what} at {last.place}" if last else "none"
             yield f"{_wait_in(one)}; {named(who)} {does} (last call in this group: {last_call})"

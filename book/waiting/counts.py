@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from book.waiting.hang import CollectiveCall, Hang
 from book.waiting.history import CallSite, History, Model, SiteCall
-from book.words import agree, counted, named
+from book.words import agree, alike, counted, named
 
 JOIN = "give all ranks equally many, or train inside `with model.join():`"
 MODULE = "run it on every rank, or run `model.module` there"
@@ -83,7 +83,7 @@ def _run_unevenly(hang: Hang) -> Iterator[tuple[str, CallSite, dict[int, list[in
         models = {rank: models[index] for rank, models in enumerate(all_models)}
         which = "the DDP model" if num_models == 1 else f"DDP model {index + 1}, in the order in which they were made,"
         for line in dict.fromkeys(line for model in models.values() for line in model.forwards):
-            who = _grouped({rank: model.forwards.get(line, 0) for rank, model in models.items()})
+            who = alike((rank, model.forwards.get(line, 0)) for rank, model in models.items())
             if len(who) > 1:
                 yield which, line, who
 
@@ -106,14 +106,6 @@ def _uneven(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
                f"{line.place}: {JOIN}")
 
 
-def _grouped(counts: Mapping[int, int]) -> dict[int, list[int]]:
-    """The ranks with each count."""
-    found: dict[int, list[int]] = {}
-    for rank, count in counts.items():
-        found.setdefault(count, []).append(rank)
-    return found
-
-
 def _under(line: CallSite) -> str:
     return f", {line.condition.how} `{line.condition.text}`" if line.condition else ""
 
@@ -128,7 +120,7 @@ def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
         return  # the ranks took different branches, and the message shows both
     for rank, history in waiting.items():
         made = history.last[-1]
-        who = _grouped({other: its.counts.get(made, 0) for other, its in histories.items()})
+        who = alike((other, its.counts.get(made, 0)) for other, its in histories.items())
         fewer = [other for count, ranks in who.items() if count < history.counts[made] for other in ranks]
         # A rank that has had fewer batches has not left the line out: it has not come to it.
         if fewer and all(batches[other] >= batches[rank] for other in fewer):
@@ -168,7 +160,7 @@ def _first_apart(one: History, other: History) -> int | None:
 def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Lines that all ranks have called, and some more often than others."""
     for made in dict.fromkeys(made for history in histories.values() for made in history.counts):
-        who = _grouped({rank: history.counts.get(made, 0) for rank, history in histories.items()})
+        who = alike((rank, history.counts.get(made, 0)) for rank, history in histories.items())
         if len(who) > 1 and min(who) > 0 and not made.owner:
             (most, first), *others = sorted(who.items(), reverse=True)
             rest = "".join(f", {named(ranks)} only {times(count)}" for count, ranks in others)

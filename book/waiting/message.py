@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from book.waiting.causes import causes
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Hang, Served, Standing
-from book.words import agree, named
+from book.words import agree, alike, named
 
 NEW_GROUP = "every rank must call it for every group, in the same order, members or not"
 
@@ -35,10 +35,9 @@ def causes_told(hang: Hang, verdict: str) -> list[str]:
 
 def _lines(ranks: Sequence[Standing]) -> Iterator[str]:
     """Where each rank is; ranks that stand at the same place share their lines."""
-    alike: dict[tuple[Doing, str, tuple[str, ...]], list[int]] = {}
-    for rank, standing in enumerate(ranks):
-        alike.setdefault((_main(standing), standing.place, tuple(_beside(standing))), []).append(rank)
-    for (doing, place, beside), who in alike.items():
+    found = alike((rank, (_main(standing), standing.place, tuple(_beside(standing))))
+                  for rank, standing in enumerate(ranks))
+    for (doing, place, beside), who in found.items():
         yield f"  {named(who)} {doing.words(len(who))}" + (f" at {place}" if place else "")
         yield from (f"    {line}" for line in beside)
 
@@ -66,7 +65,5 @@ def _served(calls: Iterable[Served]) -> Iterator[str]:
 
 def graph(waits: Mapping[int, Sequence[int]]) -> str:
     """Who waits for whom: "rank 0 waits for rank 1; ranks 1, 2 wait for rank 0"."""
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for rank, others in waits.items():
-        alike.setdefault(tuple(others), []).append(rank)
-    return "; ".join(f"{named(who)} {agree('waits', who)} for {named(others)}" for others, who in alike.items())
+    found = alike((rank, tuple(others)) for rank, others in waits.items())
+    return "; ".join(f"{named(who)} {agree('waits', who)} for {named(others)}" for others, who in found.items())

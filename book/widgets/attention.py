@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from book.trace import SCORES, Trace
-from book.widgets.page import Data, Recorded, arranged
+from book.widgets.page import Data, Played
 from book.widgets.show import show
-from book.widgets.terms import origin
 from book.words import capitalised, counted, in_bytes, joined
 
 if TYPE_CHECKING:
@@ -53,10 +52,14 @@ class Hop:
 
 @dataclass(frozen=True)
 class AttentionPlay:
-    """A run as its player needs it: the rank of each token's query, and its hops, the first with nothing moved."""
+    """A run as its player needs it: the rank of each token's query, and its hops, the first with nothing moved.
+
+    `sent` has the bytes of each message of the rank that sends most.
+    """
 
     rows: tuple[int, ...]
     hops: tuple[Hop, ...]
+    sent: tuple[float, ...]
 
     @property
     def num_ranks(self) -> int:
@@ -105,7 +108,8 @@ def read_play(trace: Trace) -> AttentionPlay:
             holds[dst] = whose
         rows = tuple(found[at] if at < len(found) else {} for found in products)
         hops.append(Hop(tuple(moves), tuple(holds), rows))
-    return AttentionPlay(tuple(owners[token] for token in range(len(owners))), tuple(hops))
+    sizes = [[event.num_bytes or 0 for event in trace.of_rank(rank) if event.kind == "send"] for rank in range(n)]
+    return AttentionPlay(tuple(owners[token] for token in range(len(owners))), tuple(hops), tuple(max(sizes, key=sum)))
 
 
 def _products(trace: Trace, rank: int) -> list[dict[int, list[int]]]:
@@ -128,7 +132,7 @@ def _sent_to(trace: Trace, rank: int, num_hops: int) -> list[int]:
 
 # The data and the words
 
-def run_payload(trace: Trace, play: AttentionPlay, source: str) -> Data:
+def run_payload(play: AttentionPlay, source: str) -> Data:
     """One run as JSON data."""
     stops: list[Data] = [{"say": [["", begin(play)]], "phase": "0", "moves": [], "holds": list(range(play.num_ranks)),
                           "work": [0] * play.num_ranks, "set": []}]
@@ -137,7 +141,7 @@ def run_payload(trace: Trace, play: AttentionPlay, source: str) -> Data:
         stops.append({"say": say, "phase": "1" if hop.moves else "0", "moves": hop.moves, "holds": hop.holds,
                       "work": hop.work, "set": scores})
     return {"n": play.num_ranks, "rows": play.rows, "most": max(max(hop.work) for hop in play.hops), "source": source,
-            "stops": stops, "figures": figures(trace, play)}
+            "stops": stops, "figures": figures(play)}
 
 
 def begin(play: AttentionPlay) -> str:
@@ -176,39 +180,23 @@ def _hop(hop: Hop) -> list[Any]:
     return [f"{capitalised(moves)}.", f" The ranks work on {work} scores.{waits} "]
 
 
-def figures(trace: Trace, play: AttentionPlay) -> list[list[str]]:
+def figures(play: AttentionPlay) -> list[list[str]]:
     """Pairs of a value and what it means."""
-    sends = [[event for event in trace.of_rank(rank) if event.kind == "send"] for rank in range(play.num_ranks)]
-    most = max(sends, key=lambda events: sum(event.num_bytes or 0 for event in events))
-    num_bytes = sum(event.num_bytes or 0 for event in most)
     least, best = min(play.totals), max(play.totals)
     return [[f"{least} to {best}" if least < best else str(best), "scores of a rank"],
             [str(play.in_turn), "the most of each stop, added up"],
-            [in_bytes(num_bytes, zeros=True), f"sent by a rank in {counted(len(most), 'message')}"]]
+            [in_bytes(sum(play.sent), zeros=True), f"sent by a rank in {counted(len(play.sent), 'message')}"]]
 
 
-class AttentionPlayer(Recorded):
+def in_words(play: AttentionPlay) -> tuple[list[str], list[list[str]]]:
+    """The hops of a run, and its figures."""
+    return [begin(play), *("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(play))], (
+        figures(play))
+
+
+class AttentionPlayer(Played):
     """What an attention player shows: traces by key."""
 
-    widget, maker = "attention", "attention_player"
-
-    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
-        super().__init__(runs, title, labels, select)
-        self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
-        self.title = title or "Attention over a cut sequence"
-
-    def data(self, live: bool) -> Data:
-        """The widget's data; in a live notebook with the backend's name."""
-        runs = {key: run_payload(self.traces[key], play, origin(self.traces[key], live))
-                for key, play in self._plays.items()}
-        return {"title": self.title, **arranged(runs, self._labels, self._select)}
-
-    def text(self) -> str:
-        """One line that says what is shown."""
-        return f"{self.title}: attention player{self.several()}, {self.ranks()}, {self.sources()}"
-
-    def words(self) -> str:
-        """The hops of each run, and its figures."""
-        return self.runs_in_words(self.title, (
-            ([begin(play), *("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(play))],
-             figures(trace, play)) for trace, play in zip(self.traces.values(), self._plays.values())))
+    widget, maker, called = "attention", "attention_player", "attention player"
+    usual_title = "Attention over a cut sequence"
+    read, payload, said = staticmethod(read_play), staticmethod(run_payload), staticmethod(in_words)

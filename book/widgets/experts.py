@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from book.trace import CHOSEN, EXPERT, RETURNED, WORKED, Trace
-from book.widgets.page import Data, Recorded, arranged
+from book.widgets.page import Data, Played
 from book.widgets.show import show
-from book.widgets.terms import origin
 from book.words import agree, counted, joined, plural
 
 if TYPE_CHECKING:
@@ -162,27 +161,13 @@ def figures(visit: ExpertsPlay) -> list[list[str]]:
             [str(visit.num_leaving()), "rows that leave their rank, and come back"]]
 
 
-class ExpertPlayer(Recorded):
+def in_words(visit: ExpertsPlay) -> tuple[list[str], list[list[str]]]:
+    """The stops of a run, and its figures."""
+    return ["".join(stress + rest for stress, rest, *_ in say).strip() for say in told(visit)], figures(visit)
+
+
+class ExpertPlayer(Played):
     """What an expert player shows: traces by key."""
 
-    widget, maker = "experts", "expert_player"
-
-    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
-        super().__init__(runs, title, labels, select)
-        self._visits = {key: read_visit(trace) for key, trace in self.traces.items()}
-        self.title = title or "Tokens and their experts"
-
-    def data(self, live: bool) -> Data:
-        """The widget's data; in a live notebook with the backend's name."""
-        runs = {key: run_payload(visit, origin(self.traces[key], live)) for key, visit in self._visits.items()}
-        return {"title": self.title, **arranged(runs, self._labels, self._select)}
-
-    def text(self) -> str:
-        """One line that says what is shown."""
-        return f"{self.title}: expert player{self.several()}, {self.ranks()}, {self.sources()}"
-
-    def words(self) -> str:
-        """The stops of each run, and its figures."""
-        return self.runs_in_words(self.title, (
-            (("".join(stress + rest for stress, rest, *_ in say).strip() for say in told(visit)), figures(visit))
-            for visit in self._visits.values()))
+    widget, maker, called, usual_title = "experts", "expert_player", "expert player", "Tokens and their experts"
+    read, payload, said = staticmethod(read_visit), staticmethod(run_payload), staticmethod(in_words)

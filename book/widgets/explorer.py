@@ -51,10 +51,9 @@ class Dial:
                              f"{self.value!r}{which}")
 
 
-def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)) -> tuple[float, ...]:
-    """Values from 10**lowest to 10**highest, a given number in each decade."""
-    chosen = tuple(steps)
-    values = [float(f"{step}e{ten}") for ten in range(lowest, highest) for step in chosen]
+def decades(lowest: int, highest: int) -> tuple[float, ...]:
+    """Values from 10**lowest to 10**highest, eight in each decade."""
+    values = [float(f"{step}e{ten}") for ten in range(lowest, highest) for step in (1, 1.5, 2, 3, 4, 5, 6, 8)]
     return (*values, float(f"1e{highest}"))
 
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Held, MemoryMoment, Piece, read_held
-from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
+from book.widgets.page import Data, Played, heading, listed, names_of
 from book.widgets.show import show
-from book.widgets.terms import origin
 from book.words import capitalised, counted, in_bytes
 
 if TYPE_CHECKING:
@@ -45,40 +44,7 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
 TITLE = "What each rank holds in one training step"
 
 
-class MemoryPlayer(Recorded):
-    """What a memory player shows: recorded traces by key."""
-
-    widget, maker, takes, hint = "memory", "memory_player", "a trace", f": {HINT}"
-
-    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
-        super().__init__(runs, title, labels, select)
-        self._held = {key: read_held(trace) for key, trace in self.traces.items()}
-        self.title = title or TITLE
-
-    def data(self, live: bool) -> dict[str, Any]:
-        """The player's data; in a live notebook with the backend's name."""
-        runs = {key: {"source": origin(self.traces[key], live), **run_payload(held)}
-                for key, held in self._held.items()}
-        room = [max(_room(held, what) for held in self._held.values()) for what in STATE]
-        return {"title": self.title, "room": room, **arranged(runs, self._labels, self._select)}
-
-    def text(self) -> str:
-        """One line that says what is shown."""
-        return f"{self.title}: memory player{self.several()}, {self.ranks()}, {self.sources()}"
-
-    def words(self) -> str:
-        """The figures of each run and, if there is only one, its steps."""
-        parts = [heading(self.title)]
-        for name, held in zip(names_of(self.traces), self._held.values()):
-            known = [f"{value} {meaning}" for value, meaning in _final(held)]
-            named = f"{name}: " if len(self.traces) > 1 else ""
-            parts.append(f"<p>{escape(named + '; '.join(known))}.</p>")
-        if len(self._held) == 1:
-            parts.append(listed(stress + rest for stress, rest in [begin(held), *told(held)]))
-        return "".join(parts)
-
-
-def run_payload(held: Held) -> Data:
+def run_payload(held: Held, source: str) -> Data:
     """One run as JSON data."""
     drawing = _Drawing(held)
     first = [drawing.change(piece, num_bytes, "start") for piece, num_bytes in held.start.items()]
@@ -88,8 +54,8 @@ def run_payload(held: Held) -> Data:
                       "unit": drawing.names.index(operation.unit) if operation.unit in held.units else None,
                       "sent": _number(operation.num_sent),
                       "set": drawing.changes(operation.op, operation.unit, operation.changes)})
-    return {"n": held.world_size, "units": [{"name": name, "bytes": _number(b)} for name, b in held.units.items()],
-            "stops": stops, "figures": figures(held)}
+    units = [{"name": name, "bytes": _number(num_bytes)} for name, num_bytes in held.units.items()]
+    return {"source": source, "n": held.world_size, "units": units, "stops": stops, "figures": figures(held)}
 
 
 def _phases(held: Held) -> str:
@@ -249,3 +215,29 @@ def _kept(held: Held) -> str:
 
 def _kb(num_bytes: float) -> str:
     return in_bytes(num_bytes, zeros=True)
+
+
+def in_words(held: Held) -> tuple[list[str], list[list[str]]]:
+    """The steps of a run, and its figures at the end."""
+    return [stress + rest for stress, rest in [begin(held), *told(held)]], _final(held)
+
+
+class MemoryPlayer(Played):
+    """What a memory player shows: recorded traces by key."""
+
+    widget, maker, takes, hint = "memory", "memory_player", "a trace", f": {HINT}"
+    called, usual_title = "memory player", TITLE
+    read, payload, said = staticmethod(read_held), staticmethod(run_payload), staticmethod(in_words)
+
+    def common(self) -> Data:
+        """How much room all runs need."""
+        return {"room": [max(_room(held, what) for held in self.plays.values()) for what in STATE]}
+
+    def words(self) -> str:
+        """The figures of each run and, if there is only one, its steps."""
+        parts = [heading(self.title)]
+        for name, held in zip(names_of(self.traces), self.plays.values()):
+            steps, figures = self.said(held)
+            named = f"{name}: " if len(self.traces) > 1 else ""
+            parts.append(f"<p>{escape(named + '; '.join(f'{value} {meaning}' for value, meaning in figures))}.</p>")
+        return "".join([*parts, listed(steps) if len(self.plays) == 1 else ""])

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,39 @@ class Recorded(Page):
         """The same widget of another trace."""
         return type(self)({"": what}, self._given_title, None, None)
 
-    def runs_in_words(self, title: str, said: Iterable[tuple[Iterable[str], Iterable[Sequence[str]]]]) -> str:
-        """The words of all runs, of each what is `said`: its steps, and its figures as pairs of value and meaning."""
-        parts = [heading(title)]
-        for name, trace, (steps, figures) in zip(names_of(self.traces), self.traces.values(), said):
+
+class Played(Recorded):
+    """A page of runs that go from stop to stop: each is read once, and drawn and told from what was read."""
+
+    called: str  # by a line of text
+    usual_title: str
+    read: Callable[[Trace], Any]  # raises ValueError for a trace that can't be shown
+    payload: Callable[[Any, str], Data]  # a run as JSON data, with where it comes from
+    said: Callable[[Any], tuple[Iterable[str], Iterable[Sequence[str]]]]  # its stops in words, its figures
+
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
+        self.plays = {key: self.read(trace) for key, trace in self.traces.items()}
+        self.title = title or self.usual_title
+
+    def data(self, live: bool) -> Data:
+        """The widget's data; in a live notebook with the backend's name."""
+        runs = {key: self.payload(play, origin(self.traces[key], live)) for key, play in self.plays.items()}
+        return {"title": self.title, **self.common(), **arranged(runs, self._labels, self._select)}
+
+    def common(self) -> Data:
+        """The data that all runs share."""
+        return {}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title}: {self.called}{self.several()}, {self.ranks()}, {self.sources()}"
+
+    def words(self) -> str:
+        """The stops of each run, and its figures."""
+        parts = [heading(self.title)]
+        for name, trace, play in zip(names_of(self.traces), self.traces.values(), self.plays.values()):
+            steps, figures = self.said(play)
             if len(self.traces) > 1:
                 parts.append(f"<p>{escape(name)}:</p>")
             parts.append(listed(steps))

@@ -17,7 +17,7 @@ from book.trace import Trace
 from book.widgets.page import listed
 from book.widgets.player_run import Called, ChunkRun, State, Transfer, shape_of
 from book.widgets.terms import spelled
-from book.words import agree, capitalised, in_bytes, joined, plural
+from book.words import agree, alike, capitalised, in_bytes, joined, plural
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
@@ -139,11 +139,8 @@ def _own(run: ChunkRun, step: int) -> str:
 
 
 def _call(call: Called, world_size: int) -> str:
-    by_op: dict[str, list[int]] = {}
-    for rank, op in sorted(call.ops.items()):
-        by_op.setdefault(op, []).append(rank)
     parts = [f"{ranks_named(ranks, world_size)} {agree('calls', ranks)} {op}"
-             for op, ranks in by_op.items()]
+             for op, ranks in alike(sorted(call.ops.items())).items()]
     if call.missing:
         parts.append(f"{ranks_named(call.missing)} {agree('does', call.missing)} not")
     return ", ".join(parts)

@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Recorded, arranged
+from book.widgets.page import Played
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, ProductPlay, Tile, Tiles, read_play
 from book.widgets.show import show
-from book.widgets.terms import origin, spelled
-from book.words import in_bytes, joined
+from book.widgets.terms import spelled
+from book.words import alike, in_bytes, joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -41,34 +41,6 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     to open with. Raises TypeError for anything but traces, ValueError for a trace that follows no product.
     """
     return show(ShardedProduct(runs, title, labels, select))
-
-
-class ShardedProduct(Recorded):
-    """What a sharded product shows: traces by key."""
-
-    widget, maker = "shards", "sharded_product"
-
-    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
-        super().__init__(runs, title, labels, select)
-        self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
-        mlp = any("B" in play.matrices for play in self._plays.values())
-        self.title = title or ("A sharded MLP" if mlp else "A sharded matrix product")
-
-    def data(self, live: bool) -> dict[str, Any]:
-        """The widget's data; in a live notebook with the backend's name."""
-        runs = {key: run_payload(play, origin(self.traces[key], live))
-                for key, play in self._plays.items()}
-        return {"title": self.title, **arranged(runs, self._labels, self._select)}
-
-    def text(self) -> str:
-        """One line that says what is shown."""
-        return f"{self.title}: sharded product{self.several()}, {self.ranks()}, {self.sources()}"
-
-    def words(self) -> str:
-        """The steps of each run, and its figures."""
-        return self.runs_in_words(self.title, (
-            ([begin(play), *(stress + rest for stress, rest, _ in told(play))], figures(play))
-            for play in self._plays.values()))
 
 
 PHASES = {"collective": "1", "message": "1", "return": "2", "gradient": "2", "backward": "2"}  # of others: 0
@@ -177,9 +149,7 @@ def _tell(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     if moment.kind == "collective":
         return _collective(play, moment, held)
     say = {"multiply": _multiply, "apply": _apply, "message": _message, "backward": _backward}[moment.kind]
-    said: dict[tuple[str, str], list[int]] = {}
-    for rank, act in moment.acts.items():
-        said.setdefault(say(play, moment, act, held[rank]), []).append(rank)
+    said = alike((rank, say(play, moment, act, held[rank])) for rank, act in moment.acts.items())
     parts = [(subject(ranks, play.world_size), does, rest) for (does, rest), ranks in said.items()]
     (who, does, rest), *others = parts
     more = " ".join(f"{other} {it}{tail}" for other, it, tail in others)
@@ -334,10 +304,8 @@ def _collective(play: ProductPlay, moment: Moment, held: list[Tiles]) -> Said:
     if op == "barrier":
         return "Barrier", ": nobody goes on before all have called it.", False
     moves = f": {MOVES[op]}." if op in MOVES else "."
-    said: dict[str, list[int]] = {}
-    for rank in moment.acts if names else ():
-        states = [{place: now for place, now in held[r].items() if place[0] in names} for r in moment.acts]
-        said.setdefault(result(play, states[list(moment.acts).index(rank)], states), []).append(rank)
+    states = [{place: now for place, now in held[rank].items() if place[0] in names} for rank in moment.acts]
+    said = alike((rank, result(play, state, states)) for rank, state in zip(moment.acts, states) if names)
     now = "".join(f" {subject(ranks, play.world_size)} now has {text}." for text, ranks in said.items())
     return what, f"{moves}{now or ' It moves none of these matrices.'}", False
 
@@ -349,11 +317,9 @@ def _backward(play: ProductPlay, moment: Moment, act: Act, held: Tiles) -> tuple
 
 def _verdict(play: ProductPlay, states: list[Tiles], names: Sequence[str], verb: str) -> Said:
     """Whether the ranks together have all of these matrices, complete, and no rank has anything else."""
-    said: dict[str, list[int]] = {}
     ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}
             for state in states]
-    for rank, state in enumerate(ends):
-        said.setdefault(result(play, state, ends), []).append(rank)
+    said = alike((rank, result(play, state, ends)) for rank, state in enumerate(ends))
     told = "; ".join(f"{_lower(subject(ranks, play.world_size))} {verb} {text}" for text, ranks in said.items())
     wrong = any(fault(play, tiles_of(state, name))[0] for state in ends for name in names if tiles_of(state, name))
     have = {place for state in ends for place in state}
@@ -367,3 +333,21 @@ def _verdict(play: ProductPlay, states: list[Tiles], names: Sequence[str], verb:
 
 def _lower(text: str) -> str:
     return text[0].lower() + text[1:]
+
+
+def in_words(play: ProductPlay) -> tuple[list[str], list[list[str]]]:
+    """The steps of a run, and its figures."""
+    return [begin(play), *(stress + rest for stress, rest, _ in told(play))], figures(play)
+
+
+class ShardedProduct(Played):
+    """What a sharded product shows: traces by key."""
+
+    widget, maker, called = "shards", "sharded_product", "sharded product"
+    read, payload, said = staticmethod(read_play), staticmethod(run_payload), staticmethod(in_words)
+
+    @property
+    def usual_title(self) -> str:  # type: ignore[override]
+        """The title where none is given."""
+        mlp = any("B" in play.matrices for play in self.plays.values())
+        return "A sharded MLP" if mlp else "A sharded matrix product"

@@ -2,9 +2,10 @@
 
 A file exercise_N.diff below the name of a lab holds the answers to one exercise. Each begins with a line
 `name: part of the message that it must get`, or `name: pass`; `name: hidden: ...` if the learner's own checks miss it
-and a hidden one must find it. Its patch follows: lines that begin with "-" are replaced
-by those that begin with "+"; lines that begin with a space are kept, and say where. A line "@@" begins another place.
-`name on other: ...` is a patch of the answer called `other` instead. An empty line ends an answer.
+and a hidden one must find it. Its patch follows: lines that begin with "-" are replaced by those that begin with "+"; lines
+that begin with a space are kept, and say where. A line "-..." stands for all lines before the next one that is named,
+or for the rest. A line "@@" begins another place. `name on other: ...` is a patch of the answer called `other` instead.
+An empty line ends an answer.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parents[1] / "labs").glob("*.ipynb"))}
 PASS = "pass"
 HIDDEN = "hidden: "
+REST = "..."
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,23 @@ def apply(patch: list[str], source: str) -> str:
     for place in "\n".join(patch).split("\n@@\n"):
         changes = place.split("\n")
         old, new = ([change[1:] for change in changes if change[:1] in kinds] for kinds in ("- ", "+ "))
-        starts = [start for start in range(len(lines)) if lines[start:start + len(old)] == old]
-        if len(starts) != 1:
-            raise ValueError(f"the source holds this {len(starts)} times, not once:\n" + "\n".join(old))
-        replaced.append((starts[0], len(old), new))
-    for start, count, new in sorted(replaced, reverse=True):
-        lines[start:start + count] = new
+        ends = [(start, end) for start in range(len(lines)) if (end := _end(old, lines, start)) is not None]
+        if len(ends) != 1:
+            raise ValueError(f"the source holds this {len(ends)} times, not once:\n" + "\n".join(old))
+        replaced.append((*ends[0], new))
+    for start, end, new in sorted(replaced, reverse=True):
+        lines[start:end] = new
     return "\n".join(lines)
+
+
+def _end(old: list[str], lines: list[str], at: int) -> int | None:
+    """The end of the old lines of a place that begins at a line; None if they are not there."""
+    for number, line in enumerate(old):
+        if line == REST:
+            following = old[number + 1:number + 2]
+            at = lines.index(*following, at) if following and following[0] in lines[at:] else len(lines)
+        elif lines[at:at + 1] == [line]:
+            at += 1
+        else:
+            return None
+    return at
