@@ -5,7 +5,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import _bootstrap
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from book.checks.verdict import (
 from book.mesh import Mesh
 from book.trace import parting
 
+_IMPORTS: CodeType = vars(_bootstrap)["_find_and_load"].__code__  # runs as long as a module is imported
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
     "Cannot distribute a DTensor": "you cut something that is already sharded over dp: cut over tp first, then shard "
                                    "over dp",
@@ -51,17 +54,21 @@ def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
     that is not built by hand may fail before the check.
     """
     found: set[str] = set()
+    files: set[str] = set()  # that have been looked at: Python calls `note` for each call and return, of C too
     before, imports = sys.getprofile(), 0
 
     def note(frame: Any, event: str, _: Any) -> None:
         nonlocal imports
-        if event not in ("call", "return"):
-            return
-        if frame.f_code.co_name == "_find_and_load":  # of importlib
-            imports += 1 if event == "call" else -1
-        elif event == "call" and not imports:
-            name = frame.f_code.co_filename.replace(os.sep, "/")
-            found.update(place for place in places if place in name)
+        if event == "call":
+            code = frame.f_code
+            if code is _IMPORTS:
+                imports += 1
+            elif not imports and code.co_filename not in files:
+                files.add(code.co_filename)
+                name = code.co_filename.replace(os.sep, "/")
+                found.update(place for place in places if place in name)
+        elif event == "return" and imports and frame.f_code is _IMPORTS:
+            imports -= 1
 
     sys.setprofile(note)
     try:

@@ -8,7 +8,6 @@ from pathlib import Path
 from book.job import command
 from book.look.dumps import DumpError
 from book.look.runs import FILE, RunFileError, read_run
-from book.report.page import page, write_run_page
 from book.report.shown import Shown, files_in, shown
 
 
@@ -24,6 +23,7 @@ def run(arguments: list[str]) -> int:
     status = command.run(asked)
     kept = Path(asked.out, FILE) if asked.out else None
     if kept and kept.exists():
+        from book.report.page import write_run_page  # the widgets: a job without a page starts without them
         path = kept.with_name(command.REPORT)
         try:
             write_run_page(path, read_run(kept))
@@ -39,6 +39,7 @@ def show(arguments: list[str]) -> int:
     try:
         found = shown(files_in(asked.files))
         if found.lines and asked.out:
+            from book.report.page import page
             asked.out.write_text(page("What the files of a job say", [*_lines(found)], found.timelines, found.totals,
                                       found.end, found.hangs, found.moments), "utf-8")
     except (DumpError, OSError) as error:
