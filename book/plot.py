@@ -42,6 +42,7 @@ Curve = tuple[Sequence[float], Sequence[float]]
 SHADES = LinearSegmentedColormap.from_list("shades", ("#d8e7f6", "#17406b"))  # of the smallest number, the largest
 DARK = 0.18  # as bright as this, a colour leaves black and white letters equally readable
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
+KINDS = {"send": "send", "recv": "receive", "collective": "collective", "compute": "compute"}  # in a legend
 
 
 class Chart(Figure):
@@ -316,15 +317,18 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     figure, axes = blank(0.45 * trace.world_size + 0.7, title)
     drawn = [event for event in trace.events if event.kind in FILLS and event.start_s is not None]
     last_s = max((event.end_s or event.start_s for event in drawn), default=0.0)
+    unnamed = dict(KINDS)
     for event in drawn:
         offset = -0.18 if event.kind == "send" else 0.18 if event.kind == "recv" else 0.0
         end_s, color = last_s if event.end_s is None else event.end_s, FILLS[event.kind]
         axes.barh(event.rank + offset, end_s - event.start_s, left=event.start_s, height=0.32, edgecolor=color,
-                  color="none" if event.end_s is None else color)
+                  color="none" if event.end_s is None else color, label=unnamed.pop(event.kind, ""))
     axes.set_yticks(range(trace.world_size), [f"rank {r}" for r in range(trace.world_size)])
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
+    if len(unnamed) < len(KINDS) - 1:  # one kind is named by the title
+        legend(figure)
     return _closed(figure)
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import os
 import re
@@ -485,7 +486,18 @@ def test_each_figure_has_a_title_and_a_widget_the_words_of_its_page() -> None:
         assert {len(row) for row in rows} == {len(head)} == {9} and rows[-1][0] == str(chapter)
 
 
+def test_a_plot_of_a_slide_has_all_words_but_its_title() -> None:
+    plots = [figure for listed in FIGURES.values() for figure in listed if figure.html and not figure.widget]
+    assert len(plots) > 50
+    for figure in plots:
+        words, left = (re.findall(r"<text[^>]*>([^<]*)<", svg) for svg in (figure.html, figure.untitled))
+        title = html.unescape(" ".join(word for word in words if word not in left)).replace("- ", "-")
+        assert figure.title == title and len(left) < len(words)
+        assert float(re.search(r'viewBox="0 (\S+) ', figure.untitled)[1]) > 15
+
+
 @pytest.mark.parametrize("markdown, said", [
+    ("For 61 % of 5 steps", "For 61\u00a0% of 5 steps"),
     (r"sends $2\tfrac{N-1}{N}n$, or $\frac78$ {cite}`li2020`.", "sends 2(N-1)/N n, or 7/8."),
     ("**Bold**, *soft*, `x * y * z` and [a link](01_ranks.ipynb#groups)", "Bold, soft, x * y * z and a link"),
     ("### Heading\n\n5 * 3 costs $5", "Heading\n\n5 * 3 costs $5")])
@@ -520,7 +532,8 @@ def assert_whole(deck: Any) -> None:
             for row in shape.table.rows if shape.has_table else ():
                 for cell, column in zip(row.cells, shape.table.columns):
                     width = column.width - cell.margin_left - cell.margin_right + 5 * MM  # `drawn_height` has margins
-                    assert drawn_height(cell.text_frame.text, NARROW * 11, width) < row.height, cell.text_frame.text
+                    points = cell.text_frame.paragraphs[0].runs[0].font.size.pt
+                    assert drawn_height(cell.text_frame.text, NARROW * points, width) < row.height, cell.text_frame.text
         for (a, b, c, d), (e, f, g, h) in combinations(boxes, 2):
             assert min(c, g) - max(a, e) < MM or min(d, h) - max(b, f) < MM, [s.name for s in slide.shapes]
 
@@ -572,6 +585,7 @@ def test_a_deck_has_photographs_of_its_widgets_with_words_for_screen_readers(tmp
         assert told.startswith(figure.title) and all(line in told for line in figure.words)
         with Image.open(io.BytesIO(picture.image.blob)) as image:
             assert image.width > 700 and len(image.convert("RGB").getcolors(1 << 24)) > 20  # something is drawn
+            assert not figure.widget or image.width > 1.6 * image.height  # stacked, its letters would be half as large
 
 
 def share(picture: bytes, color: tuple[int, int, int]) -> float:

@@ -35,6 +35,15 @@ def test_a_timeline_has_a_bar_for_each_message_end():
         plot.timeline(TRACE.logical())
 
 
+def test_a_timeline_names_its_colours_where_it_has_several():
+    figure = plot.timeline(TRACE)
+    [named] = figure.legends
+    sent = plot.timeline(Trace([Event(0, "send", peer=1, start_s=0.0, end_s=1.0)], 2, "measured", "recorded"))
+    assert {text.get_text(): bar.get_facecolor() for text, bar in zip(named.get_texts(), named.get_patches())} == {
+        "send": sent.axes[0].patches[0].get_facecolor(), "receive": figure.axes[0].patches[1].get_facecolor()}
+    assert not sent.legends
+
+
 def test_an_operation_that_never_completed_is_an_open_bar():
     hang = Trace([Event(0, "send", peer=1, start_s=0.0, end_s=1.0), Event(1, "recv", peer=0, start_s=0.25)], 2,
                  "measured", "recorded")

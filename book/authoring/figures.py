@@ -17,6 +17,8 @@ from book.authoring.sphinx_ext import PLOT_TITLE
 WIDGET = re.compile(r"<div data-lockstep-(\w+)='[^']*'>(.*)</div>\s*\Z", re.S)
 WIDGET_TITLE = re.compile(r"<p><strong>(.*?)</strong>(?: \(((?:[^()]|\([^()]*\))*)\))?", re.S)
 HEADING = re.compile(r"^#{2,} +(.+)$", re.M)
+TITLE_LINE = re.compile(  # of a plot: its y, and the words; no other text of a plot has this size
+    r'<text style="font-size: 11px[^>]*?(?:y="|translate\(\S+ )([\d.]+)[^>]*>([^<]*)</text>')
 LEDGER = "ledger"  # the widget whose table closes a chapter
 
 
@@ -43,6 +45,17 @@ class Figure:
     def anchor(self) -> str:
         """The id of its section on the website, "" before the first."""
         return slug(self.heading)
+
+    @property
+    def untitled(self) -> str:
+        """A plot's SVG without its title, and without the room for it."""
+        lines = list(TITLE_LINE.finditer(self.html))
+        if not lines:
+            return self.html
+        top = float(lines[-1][1]) + 4  # letters reach below their line
+        cut = re.sub(r' width="\d+" height="\d+" viewBox="0 0 (\S+) (\S+)"', lambda box: (
+            f' viewBox="0 {top:.2f} {box[1]} {float(box[2]) - top:.2f}"'), self.html, count=1)
+        return TITLE_LINE.sub("", cut)
 
 
 def figures(path: Path) -> list[Figure]:
@@ -83,10 +96,11 @@ def _text(cells: list[NotebookNode], place: int) -> str:
 def _figure(page: str, heading: str, cell: NotebookNode, data: NotebookNode, around: list[str]) -> Figure:
     widget = WIDGET.match(data.get("text/html", ""))
     if widget is None:
-        titles = [last or named for last, named in PLOT_TITLE.findall(cell.source)]
-        picture = base64.b64decode(data["image/png"])
-        return Figure(page, heading, titles[-1] if titles else heading, "", picture, "",
-                      data.get("image/svg+xml", ""), [], *around)
+        written = [last or named for last, named in PLOT_TITLE.findall(cell.source)][-1:]
+        picture, drawn = base64.b64decode(data["image/png"]), data.get("image/svg+xml", "")
+        lines = [line[2] if line[2].endswith("-") else f"{line[2]} " for line in TITLE_LINE.finditer(drawn)]
+        shown = html.unescape("".join(lines)).strip()
+        return Figure(page, heading, shown or "".join(written) or heading, "", picture, "", drawn, [], *around)
     named = WIDGET_TITLE.search(widget[2])
     title, source = (html.unescape(text or "") for text in (named.groups() if named else (heading, "")))
     return Figure(page, heading, title, source, None, widget[1], widget[0], WidgetText(widget[2]).lines[1:], *around)

@@ -6,7 +6,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # whoever imports this module for `find_chromium` alone need not load Sphinx
     from book.authoring.figures import Figure
@@ -18,10 +19,35 @@ PLAYER = ".lockstep-player"
 WIDTHS_PX = (760, 980, 1280)  # of the page: a widget lays itself out anew in each
 PLOT_PX = 760
 # A picture plays nothing, its slide has the title, and before the first step all counts are 0: the rest is larger.
-STILL = """.lk-head b, .lk-turns, .lk-play, .lk-bar button, .lk-bar summary, .lockstep-player > details,
-           [data-step="0"]:has(.lk-card) .lk-foot { display: none !important }"""
+STILL = """.lk-head:not(.lk-run) b, .lk-turns, .lk-play, .lk-bar button, .lk-bar summary, .lk-fault button, .lk-told,
+           .lockstep-player details, [data-step="0"]:has(.lk-card) .lk-foot { display: none !important }
+           .lockstep-player { border: 0 !important; margin: 0 !important; padding: 2px 10px !important }
+           .lockstep-player :is(.lk-caption, .lk-detail, .lk-dial, .lk-quiz) { min-height: 0 !important }
+           .beside { align-items: center; column-gap: 28px; display: grid; max-width: none !important;
+                     grid-template-columns: var(--drawing) var(--words);
+                     width: calc(var(--drawing) + var(--words) + 48px) }
+           .beside > :last-child .lk-foot { grid-template-columns: repeat(2, 1fr) !important }"""
+# A slide is wider than a page is: where what is around a widget's drawing stands beside it, all letters are larger.
+DRAWINGS_PX, WORDS_PX = (560, 640), (210, 280, 350)
+PART = """() => {
+  const player = document.querySelector(".lockstep-player"), drawing = player.querySelector(":scope > .lk-field");
+  if (!drawing) return false;
+  const sides = [0, 1].map(() => document.createElement("div"));
+  sides[1].append(...player.children);
+  sides[0].append(drawing);
+  player.append(...sides);
+  player.classList.add("beside");
+  return true;
+}"""
+ARRANGE = """([drawing, words, below]) => {
+  const player = document.querySelector(".beside"), counts = player.querySelector(".lk-foot");
+  player.style = `--drawing: ${drawing}px; --words: ${words}px`;
+  if (counts) player.children[below ? 0 : 1].append(counts);
+}"""
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 Camera: TypeAlias = "Callable[[Figure, float], bytes]"
+T = TypeVar("T")
 
 
 def find_chromium() -> str | None:
@@ -36,7 +62,7 @@ def page_of(figure: Figure) -> str:
 
     if figure.widget:
         return standalone(figure.widget, figure.title, figure.html)
-    file = base64.b64encode(figure.html.encode()).decode()
+    file = base64.b64encode(figure.untitled.encode()).decode()
     return f'<img class="{PLAYER[1:]}" width="{PLOT_PX}" src="data:image/svg+xml;base64,{file}">'
 
 
@@ -58,16 +84,36 @@ def camera() -> Iterator[Camera | None]:
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
         page = browser.new_context(device_scale_factor=2, color_scheme="light", reduced_motion="reduce").new_page()
 
-        def photograph(figure: Figure, shape: float) -> bytes:
+        def load(figure: Figure) -> None:
             page.set_content(page_of(figure), wait_until="load")
             page.wait_for_selector(PLAYER)
             page.add_style_tag(content=STILL)
-            sizes = []
-            for width in WIDTHS_PX:
-                page.set_viewport_size({"width": width, "height": 900})
-                box = page.locator(PLAYER).first.bounding_box()
-                sizes.append((max(box["width"], box["height"] * shape), width))
-            page.set_viewport_size({"width": min(sizes)[1], "height": 900})
+
+        def widen(width: int) -> None:
+            page.set_viewport_size({"width": width, "height": 900})
+
+        def arrange(layout: tuple[int, int, bool]) -> None:
+            page.evaluate(ARRANGE, layout)
+
+        def side(shape: float, change: Callable[[T], None], layout: T) -> float:
+            change(layout)
+            page.evaluate(DRAWN)
+            box = page.locator(PLAYER).first.bounding_box()
+            return max(box["width"], box["height"] * shape)
+
+        def photograph(figure: Figure, shape: float) -> bytes:
+            load(figure)
+            stacked = min((side(shape, widen, width), width) for width in WIDTHS_PX)
+            parted = []
+            if figure.widget and page.evaluate(PART):
+                parted = [(side(shape, arrange, layout), layout) for layout in
+                          product(DRAWINGS_PX, WORDS_PX, (False, True))]
+            if parted and min(parted)[0] < stacked[0]:
+                arrange(min(parted)[1])
+            else:
+                load(figure)
+                widen(stacked[1])
+            page.evaluate(DRAWN)
             return bytes(page.locator(PLAYER).first.screenshot())
 
         try:

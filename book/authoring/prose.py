@@ -18,7 +18,7 @@ COMMANDS = {"cdot": "·", "times": "×", "le": "≤", "ge": "≥", "approx": "�
 def plain(markdown: str) -> str:
     """The text as a slide shows it, paragraphs and lists as they stand."""
     text = FORMULA.sub(lambda found: in_letters(found[1] or found[2]), LINK.sub(r"\1", CITED.sub("", markdown)))
-    return MARKS.sub("", text).strip()
+    return re.sub(r"(?<=\d) %", "\u00a0%", MARKS.sub("", text)).strip()  # a number and its sign stay on one line
 
 
 def in_letters(latex: str) -> str:

@@ -28,11 +28,12 @@ INSIDE = WIDTH - 2 * MARGIN
 FIGURE_TOP, FIGURE_END, FOOT_TOP = 1.25, 6.75, 6.85
 QUESTION_POINTS, QUESTION_IN = 24, {1: 0.6, 2: 1.0}  # its type, and the height of its box by lines
 TEXT_END = 6.7  # of a slide without a line at its foot
-TABLE_POINTS, HEAD_IN = 11, 0.5  # a table's type, and the height of its head, which has two lines
+TABLE_POINTS, HEAD_IN = range(14, 10, -1), 0.5  # a table's type, and the height of its head, which has two lines
 LETTER = 0.56  # width of a letter, in heights of the type
 LINE = 1.25  # height of a line, in heights of the type
 INK, SOFT, BLUE, PALE = "1F2328", "59636E", "0B57D0", "E8F0FE"
 NOTES_CHARACTERS = 4000
+TITLED = re.compile(r"(?<!\*)\*([^*\n]+)\*(?!\*)")  # sections to read, in italics, which slides have not
 SOURCES_ON_SLIDE = 9
 LICENCE = "Text and figures: Lockstep, CC BY 4.0. Keep this line when you share the slides."
 MISSING = "Slides need python-pptx: .venv/bin/python -m pip install -r requirements-frameworks.txt"
@@ -83,7 +84,8 @@ class Deck:
             for figure in (one for one in stored if one.widget == LEDGER):
                 self.ledger(figure)
         self.words("Discuss", said["Discuss"], size=28, notes=said["Answer"])
-        self.words("To do", f"Read: {said['Read']}\n\n{said['Lab']}\n\n{said['Afterwards']}", size=22)
+        read = plain(TITLED.sub(r"“\1”", week.fields["Read"]))
+        self.words("To do", f"Read: {read}\n\n{said['Lab']}\n\n{said['Afterwards']}", size=22)
         listed = list(sources(paths))
         for first in range(0, len(listed), SOURCES_ON_SLIDE):
             part = listed[first:first + SOURCES_ON_SLIDE]
@@ -119,12 +121,13 @@ class Deck:
         shape = slide.shapes.add_table(len(rows), len(rows[0]), *map(_emu, (
             MARGIN, FIGURE_TOP, INSIDE, sum(heights))))
         shape.name = "ledger"
-        for column, width in zip(shape.table.columns, _widths(rows)):
+        widths, points = _columns(rows)
+        for column, width in zip(shape.table.columns, widths):
             column.width = _emu(width)
         for number, row in enumerate(rows):
             shape.table.rows[number].height = _emu(heights[number])
             for place, said in enumerate(row):
-                _cell(shape.table.cell(number, place), said, head=not number, own=row[0] == own)
+                _cell(shape.table.cell(number, place), said, points, head=not number, own=row[0] == own)
         self.foot(slide, figure)
 
     def begin(self, title: str, notes: str) -> Any:
@@ -180,7 +183,7 @@ def sources(paths: Iterable[Path]) -> Iterator[str]:
         year, doi = entry.fields.get("year"), entry.fields.get("doi")
         where = entry.fields.get("url") or (f"https://doi.org/{doi}" if doi else "")
         said = [f"{several} ({year})" if year else several, entry.fields["title"], where]
-        yield re.sub(r"[{}\\]", "", ". ".join(filter(None, said)))
+        yield re.sub(r"[{}\\]", "", ". ".join(filter(None, said))).replace("?. ", "? ")
 
 
 def num_lines(line: str, width: float, points: float) -> int:
@@ -208,11 +211,15 @@ def _emu(inches: float) -> int:
     return round(inches * 914_400)
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[float]:
-    """Of a table's columns: by their longest text, and of the head, on two lines, by its longest word or half."""
+def _columns(rows: Sequence[Sequence[str]]) -> tuple[list[float], int]:
+    """Widths of a table's columns, and its type: the largest in which none of its longest words and texts breaks.
+
+    A head, on two lines, counts by its longest word or half.
+    """
     longest = [max([len(head) // 2 + 2, *map(len, [*head.split(), *(row[place] for row in rows[1:])])]) + 2
                for place, head in enumerate(rows[0])]
-    return [INSIDE * one / sum(longest) for one in longest]
+    fits = (size for size in TABLE_POINTS if sum(longest) * size * LETTER < INSIDE * 72)
+    return [INSIDE * one / sum(longest) for one in longest], next(fits, TABLE_POINTS[-1])
 
 
 def _write(frame: Any, lines: Sequence[str], points: float, color: str, bold: bool = False) -> None:
@@ -228,11 +235,13 @@ def _write(frame: Any, lines: Sequence[str], points: float, color: str, bold: bo
             run.font.size, run.font.bold, run.font.color.rgb = Pt(points), bold, RGBColor.from_string(color)
 
 
-def _cell(cell: Any, said: str, head: bool, own: bool) -> None:
+def _cell(cell: Any, said: str, points: int, head: bool, own: bool) -> None:
     from pptx.dml.color import RGBColor
+    from pptx.enum.text import MSO_ANCHOR
 
+    cell.vertical_anchor = MSO_ANCHOR.MIDDLE
     cell.margin_top = cell.margin_bottom = _emu(0.02)
     cell.margin_left = cell.margin_right = _emu(0.06)
     cell.fill.solid()
     cell.fill.fore_color.rgb = RGBColor.from_string(BLUE if head else PALE if own else "FFFFFF")
-    _write(cell.text_frame, [said], TABLE_POINTS, "FFFFFF" if head else INK, bold=own)
+    _write(cell.text_frame, [said], points, "FFFFFF" if head else INK, bold=own)

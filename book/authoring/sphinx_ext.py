@@ -45,6 +45,8 @@ WHY_THERE = re.compile(r"(\d+ ranks? on gloo \(CPU\)): (no GPU here)")  # as `la
 QUOTED = 12  # minimum length of a line of code that counts as quoted if a message contains it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 # The last argument of a cell, or one that is called title.
+BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
+SENTENCE_CHARACTERS = 40
 PLOT_TITLE = re.compile(r'(?:title=|,\s*)"([^"]+)"\)\s*\Z|title="([^"]+)"')
 
 # Names, punctuation and space, which both styles show in the color of text.
@@ -69,6 +71,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", say_why_once)
     app.connect("doctree-resolved", offer_student_copy)
     app.connect("doctree-resolved", describe_plots)
+    app.connect("doctree-resolved", keep_together)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
     app.connect("html-page-context", load_widgets, priority=800)
@@ -280,6 +283,20 @@ def describe_plots(app: Sphinx, doctree: nodes.document, page: str) -> None:
         titles = [last or named for last, named in PLOT_TITLE.findall(code)]
         for image in cell.findall(nodes.image):
             image["alt"] = titles[-1] if titles else "A plot that the code above makes"
+
+
+def keep_together(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Let no line end between a number and its percent sign, and mark cells of tables that hold a sentence.
+
+    On a phone columns of sentences are given room: a table that is too wide scrolls.
+    """
+    for text in list(doctree.findall(nodes.Text)):
+        is_code = isinstance(text.parent, (nodes.FixedTextElement, nodes.literal, nodes.raw))
+        if BEFORE_PERCENT.search(text) and not is_code:
+            text.parent.replace(text, nodes.Text(BEFORE_PERCENT.sub("\u00a0", text)))
+    for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > SENTENCE_CHARACTERS:
+            cell["classes"].append("sentence")
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
