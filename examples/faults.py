@@ -118,32 +118,31 @@ The programs are in `examples/`: `python examples/faults.py one_returns_early` r
 
 ## Messages of NCCL, CUDA and torchrun
 
-Your own job may say what no program of this page says. The last three messages were seen here. The others need GPUs,
-and were not run. A rank that writes one is often not the one at fault: look for the earliest error in the logs of *all*
-ranks.
+Your own job may say what no program of this page says. The last three messages were seen here. The others need GPUs
+and were not run: NCCL's are in its source {cite}`ncclinit`, the watchdog's in PyTorch's {cite}`pgncclsource`.
+A rank that writes one is often not the one at fault: look for the earliest error in the logs of *all* ranks.
 
-| message | what it means | next |
-|---|---|---|
-| `Watchdog caught collective operation timeout` | on NCCL, some rank has not come to this collective within the \
-timeout; the watchdog ends the process {cite}`pgncclsource` | `lockstep show ~/.cache/torch/comm_lib_trace_rank_*` \
-reads what the ranks have dumped, and names the one that the others wait for |
-| `Duplicate GPU detected : rank 1 and rank 0 both on CUDA device …` | two ranks took the same GPU {cite}`ncclinit` | \
-`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before `init_process_group`, and as many `--nproc-per-node` as \
-`nvidia-smi -L` lists |
-| `unhandled system error`, `unhandled cuda error` | a call to the system, the driver or a card failed, and NCCL \
-knows no more {cite}`ncclinit` | start again with `NCCL_DEBUG=INFO`: the line above the error names the call \
-{cite}`ncclenv` |
-| `remote process exited or there was a network error` | another rank ended first, or the way to it broke \
-{cite}`ncclinit` | the earliest error of all logs; if there is none, `dmesg` and the card's counters on both hosts |
-| `CUDA out of memory` on one rank, and the others wait or time out | that rank has raised, and makes no more calls | \
-that rank's traceback; a smaller micro-batch (`lockstep estimate` says which fits), or less on that rank: the last \
-stage of a pipeline, the longest sequences |
-| `Connection closed by peer`, `Connection reset by peer` | on gloo, another rank ended in the middle of a call | the \
-earliest error of all logs; a rank without one was killed: `dmesg` |
-| `RendezvousConnectionError` | an agent of torchrun does not reach the store at the endpoint, or has lost it with \
-its host | `nc -vz HOST PORT` from the host that says so; then the log of the agent with `is_host=1` |
-| `EADDRINUSE`, `address already in use` | the port is taken, often by a job that was not ended | `ss -ltnp` says by \
-whom; another port in `--rdzv-endpoint`, or `--standalone` on one host |
+| message | what it means, and what is next |
+|---|---|
+| `Watchdog caught collective operation timeout` | On NCCL some rank has not come to this collective within the \
+timeout, and the watchdog ends the process. **Next:** `lockstep show ~/.cache/torch/comm_lib_trace_rank_*` reads what \
+the ranks have dumped, and names the one that the others wait for. |
+| `Duplicate GPU detected : rank 1 and rank 0 both on CUDA device …` | Two ranks took the same GPU. **Next:** \
+`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before `init_process_group`, and no more `--nproc-per-node` \
+than `nvidia-smi -L` lists. |
+| `unhandled system error`, `unhandled cuda error` | A call to the system, the driver or a card failed. **Next:** \
+start again with `NCCL_DEBUG=INFO` {cite}`ncclenv`; the line above the error names the call. |
+| `remote process exited or there was a network error` | Another rank ended first, or the way to it broke. **Next:** \
+the earliest error of all logs; if there is none, `dmesg` and the counters of the cards on both hosts. |
+| `CUDA out of memory` on one rank, and the others wait | That rank has raised, and makes no more calls. **Next:** \
+its traceback; a smaller micro-batch (`lockstep estimate` says which fits), or less on that rank, if it is the last \
+stage of a pipeline or has the longest sequences. |
+| `Connection closed by peer`, `Connection reset by peer` | On gloo another rank ended in the middle of a call. \
+**Next:** the earliest error of all logs. A rank without one was killed: `dmesg`. |
+| `RendezvousConnectionError` | An agent of torchrun does not reach the store at the endpoint, or has lost it with \
+its host. **Next:** `nc -vz HOST PORT` on the host that says so, then the log of the agent with `is_host=1`. |
+| `EADDRINUSE`, `address already in use` | The port is taken, often by a job that was not ended. **Next:** `ss -ltnp` \
+says by whom. Take another port in `--rdzv-endpoint`, or `--standalone` on one host. |
 
 """
 READ_ON = {  # where the chapters and labs explain the faults of a group
