@@ -84,7 +84,7 @@ def listing(program: Program) -> str:
 HEAD = """# When it hangs, fails, or is wrong
 
 Each program on this page is wrong, for one reason. Below each is what `launch` says of it. Find the message that looks
-like yours. There are three kinds:
+like yours. There are three kinds, and [a table](#messages-of-nccl-cuda-and-torchrun) of what other programs say:
 
 - [It hangs](#it-hangs), or would: ranks wait for one another.
 - [It fails](#it-fails): it can't start, or stops with an error of torch's.
@@ -115,6 +115,34 @@ left from another job.
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a
 `threading.Lock`, and `ALL_CALLS` a `threading.Barrier` for three threads.
+
+## Messages of NCCL, CUDA and torchrun
+
+Your own job may say what no program of this page says. The last three messages were seen here. The others need GPUs
+and were not run: NCCL's are in its source {cite}`ncclinit`, the watchdog's in PyTorch's {cite}`pgncclsource`.
+A rank that writes one is often not the one at fault: look for the earliest error in the logs of *all* ranks.
+
+| message | what it means, and what is next |
+|---|---|
+| `Watchdog caught collective operation timeout` | On NCCL some rank has not come to this collective within the \
+timeout, and the watchdog ends the process. **Next:** `lockstep show ~/.cache/torch/comm_lib_trace_rank_*` reads what \
+the ranks have dumped, and names the one that the others wait for. |
+| `Duplicate GPU detected : rank 1 and rank 0 both on CUDA device …` | Two ranks took the same GPU. **Next:** \
+`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before `init_process_group`, and no more `--nproc-per-node` \
+than `nvidia-smi -L` lists. |
+| `unhandled system error`, `unhandled cuda error` | A call to the system, the driver or a card failed. **Next:** \
+start again with `NCCL_DEBUG=INFO` {cite}`ncclenv`; the line above the error names the call. |
+| `remote process exited or there was a network error` | Another rank ended first, or the way to it broke. **Next:** \
+the earliest error of all logs; if there is none, `dmesg` and the counters of the cards on both hosts. |
+| `CUDA out of memory` on one rank, and the others wait | That rank has raised, and makes no more calls. **Next:** \
+its traceback; a smaller micro-batch (`lockstep estimate` says which fits), or less on that rank, if it is the last \
+stage of a pipeline or has the longest sequences. |
+| `Connection closed by peer`, `Connection reset by peer` | On gloo another rank ended in the middle of a call. \
+**Next:** the earliest error of all logs. A rank without one was killed: `dmesg`. |
+| `RendezvousConnectionError` | An agent of torchrun does not reach the store at the endpoint, or has lost it with \
+its host. **Next:** `nc -vz HOST PORT` on the host that says so, then the log of the agent with `is_host=1`. |
+| `EADDRINUSE`, `address already in use` | The port is taken, often by a job that was not ended. **Next:** `ss -ltnp` \
+says by whom. Take another port in `--rdzv-endpoint`, or `--standalone` on one host. |
 
 """
 READ_ON = {  # where the chapters and labs explain the faults of a group
@@ -181,18 +209,21 @@ TAIL = """
 `torchrun` does not report a hang. Two calls do:
 
 ```python
-dist.init_process_group(timeout=timedelta(seconds=60))
+dist.init_process_group(timeout=timedelta(seconds=60))  # to find a hang on gloo; on NCCL take longer, see below
 for batch in loader:
     faulthandler.dump_traceback_later(120, exit=True)  # restarts the clock in each step
     ...
 faulthandler.cancel_dump_traceback_later()  # or it ends the rank in its last evaluation
 ```
 
-With the `timeout`, a gloo call that has waited for a minute raises an error; the default is 30 minutes, or 10 if you \
-name NCCL as the backend.
-If a step takes longer than two minutes, the rank prints the lines that all its threads are at, and ends. So take a \
-time that the slowest step stays below: the first, which compiles, or one that evaluates. On NCCL a call that has \
-waited too long raises nothing: its watchdog ends the process.
+The `timeout` is that of the group of all ranks, and of no other: `new_group` takes its own, and the groups of a mesh of
+several axes have the default, 30 minutes, or 10 if you name NCCL as the backend ([chapter
+12](12_when_a_rank_dies.ipynb#what-failure-looks-like)). On gloo a call that has waited for so long raises an error. On
+NCCL it raises nothing: the watchdog ends the process, and the job with it. So there take a time that is longer than
+any rank works alone, while it compiles, saves or evaluates, and pass it to each `new_group` too.
+
+If a step takes longer than two minutes, the rank prints the lines that all its threads are at, and ends. So take a
+time that the slowest step stays below: the first, which compiles, or one that evaluates.
 
 Replicas of a model may also drift apart, and nothing hangs. `launch` and `lockstep run` compare them at the end of a
 run, and warn: those of a model in DDP, and in FSDP on a mesh of two axes (HSDP) the copies of each shard. Other
@@ -243,6 +274,13 @@ What `launch` itself hides: a set of strings has an order that depends on the ha
 files read in it, are then in another order on each rank. Loop over `sorted(names)`. To see what `torchrun` would do,
 call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes seconds. Of a model in DDP whose
 parameters are then in different orders, the first one that differs is named.
+
+## Sources
+
+```{bibliography}
+:filter: docname in docnames
+:style: plain
+```
 """
 
 

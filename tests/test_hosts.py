@@ -1,6 +1,7 @@
 """Ranks on several hosts: relative times, torchrun's agents, Slurm, Kubernetes, and devices of which they are told."""
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import torch.distributed as dist
 import yaml
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+from torch.distributed.launcher.api import LaunchConfig
 
 from benchmarks import across
 from book.collectives import ring_all_reduce
@@ -119,6 +121,34 @@ def test_two_agents_form_one_group(chapter):
     found = [[tuple(map(int, match)) for match in AGENTS_LINE.findall(output)] for output, _ in agents]
     assert sorted(found[0] + found[1]) == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)], agents
     assert [len({node for _, _, node in ranks}) for ranks in found] == [1, 1]  # an agent's ranks are on its own node
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [(0, 1), (1,)], ids=["all agents are told", "one agent is told"])
+def test_ranks_that_are_told_to_stop_end_with_the_save_and_no_agent_reports_success(tmp_path, told):
+    """What chapter 12 writes, with a save that takes longer than an agent needs to end."""
+    (source,) = (source for source in cells("12_when_a_rank_dies", "code") if source.startswith("PREEMPTED ="))
+    program, saved = ast.literal_eval(ast.parse(source).body[0].value), tmp_path / "saved.pt"
+    assert "            torch.save(" in program and "range(first, 40)" in program
+    (tmp_path / "train.py").write_text(program.replace("torch.save(", "time.sleep(12), torch.save(", 1)
+                                       .replace("range(first, 40)", "range(first, 4000)"))
+    line = (f"{sys.executable} {TORCHRUN} --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=test "
+            f"--rdzv-endpoint=127.0.0.1:{free_port()} --local-addr=127.0.0.1 train.py")
+    agents = [subprocess.Popen(line.split(), cwd=tmp_path, env={**os.environ, "SAVED": str(saved)},
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    try:
+        assert all("begins at step 0" in agent.stdout.readline() for agent in agents)
+        for number in told:
+            agents[number].terminate()
+        while all(agent.poll() is None for agent in agents):
+            time.sleep(0.05)
+        assert saved.exists(), "an agent has ended before the save"
+        assert all(agent.wait(LIMIT_S) != 0 for agent in agents)
+        assert Path(f"{saved}.stopped").exists()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
 
 
 @pytest.mark.slow
@@ -288,6 +318,18 @@ def test_the_first_pod_of_a_job_hosts_the_store_though_no_name_is_known_yet(obje
         hosts.append(asked.get_as_bool("is_host"))
     assert hosts == [True, False]
     assert not _matches_machine_hostname(options["rdzv-endpoint"].partition(":")[0])
+
+
+def test_a_job_outlives_the_loss_of_its_first_pod_and_pods_that_are_drained(objects, monkeypatch):
+    """With the first pod all pods fail, and a pod has to be there until torchrun has ended its ranks."""
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    spec, shutdown_s = objects["Job"]["spec"], LaunchConfig(2, 2, 8).shutdown_timeout
+    pod = spec["template"]["spec"]
+    assert spec["backoffLimit"] >= 2 * spec["completions"] and spec["backoffLimit"] % spec["completions"] == 0
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert pod["restartPolicy"] == "Never", "the policy asks for it"
+    assert pod["terminationGracePeriodSeconds"] > shutdown_s > 0
 
 
 def test_each_container_that_runs_ranks_has_shared_memory(objects):
