@@ -38,7 +38,7 @@ def places(got: Any, choices: Any, num_ranks: int, factor: float, num_experts: i
     want = _kept(chosen, parts, math.ceil(share / parts))
     if not np.array_equal(found, want):
         token, column = np.argwhere(found != want)[0]
-        said = next((said for kept, said in _slips_of_places(chosen, num_ranks, share, over_batch)
+        said = next((said for kept, said in _slips_of_places(chosen, num_ranks, factor, share, over_batch)
                      if np.array_equal(found, kept)), "go through the choices in their order, first choices before "
                     "second ones, and give each a place as long as its expert has one")
         raise CheckFailed(f"{case}: choice {column} of token {token} should {'' if want[token, column] else 'not '}"
@@ -46,10 +46,11 @@ def places(got: Any, choices: Any, num_ranks: int, factor: float, num_experts: i
     return int((~want).sum())
 
 
-def _slips_of_places(chosen: np.ndarray, num_ranks: int, share: float, over_batch: bool) -> Slips:
+def _slips_of_places(chosen: np.ndarray, num_ranks: int, factor: float, share: float, over_batch: bool) -> Slips:
     parts, other = (1, num_ranks) if over_batch else (num_ranks, 1)
     capacity, top_k = share / parts, chosen.shape[1]
     right, most = partial(_kept, chosen, parts), math.ceil(capacity)
+    early = factor * math.ceil(capacity / factor)
     scope = ("places are counted for each rank's tokens by themselves. In this copy an expert's places are for the "
              "whole batch" if over_batch else "places are counted over the whole batch. A rank sees its own tokens "
              "only, so each expert has places for each rank's tokens by themselves")
@@ -62,6 +63,8 @@ def _slips_of_places(chosen: np.ndarray, num_ranks: int, share: float, over_batc
         (_kept(chosen, other, most), "the capacity is right, but not the queues: whose tokens stand in one?"),
         (right(most, order="tokens"), "places are given token by token. All first choices come before all second ones"),
         (right(math.floor(capacity)), "the capacity is rounded down, and should be rounded up"),
+        *((right(count), "N K / E is rounded up before factor multiplies it: round the product up, and only that")
+          for count in (math.floor(early), math.ceil(early))),
         (right(most - 1), "there is one place too few: is a place counted from 1 and compared as if from 0?"),
         (right(most + 1), "there is one place too many: is a place counted from 0 and compared as if from 1?"),
         (right(math.ceil(capacity / top_k)), "this is the capacity for one choice of each token: every token makes "
