@@ -121,6 +121,7 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
     counts = [np.sum([_counts(one[batch][1], num_experts) for one in batches], 0) for batch in range(len(mine))]
     shares, own_shares = ([c / c.sum() for c in some] for some in (counts, own))
     first = [np.sum([_counts(one[batch][1][:, :1], num_experts) for one in batches], 0) for batch in range(len(mine))]
+    so_far = [c / c.sum() for c in np.cumsum(counts, 0)]
     masses = [np.mean([dense(one[batch][0]).mean(0) for one in batches], 0) for batch in range(len(mine))]
     top_k = mine[0][1].shape[1]
 
@@ -133,19 +134,26 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (right * len(mine), "this is the sum over the micro-batches. It grows with their number: take the mean"),
         (alone, "the shares are those of the rank's own choices: add up the counts of all ranks first"),
         (alone * len(mine), "the shares are those of the rank's own choices, and the micro-batches are summed"),
-        (right / num_experts, "the factor E is missing: it makes the loss 1 where all loads are even"),
-        (right * num_experts, "the factor E is there twice: was a mean over experts meant to be a sum?"),
+        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in place "
+         "of the sum?"),
+        (right * num_experts, "this is E times the loss: is the factor E there twice?"),
         (right * top_k, "the counts are divided by the number of tokens: every token makes "
          f"{top_k} choices, and shares add up to 1"),
+        (right * top_k * len(batches), "the counts are those of all ranks, and are divided by the number of one rank's "
+         "tokens: divide them by their own sum"),
         (right * len(batches), "the counts are those of all ranks, and are divided by the number of one rank's "
          "choices"),
         (loss([c / c.sum() for c in first], means), "only first choices are counted"),
         (loss(means, means), "this multiplies mean probabilities with themselves: one factor is the share of choices"),
         (loss(shares, shares), "this multiplies shares with themselves: one factor is the mean probability"),
-        (loss(shares, masses), "the probabilities are averaged over all ranks too. Each rank's own are enough: the "
-         "mean of the ranks' losses is the batch's"),
+        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the finished "
+         "loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
+        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and leave "
+         "each rank its own loss"),
         (loss([np.sum(counts, 0) / np.sum(counts)] * len(mine), means), "the shares are those of all micro-batches "
          "together. Those that come later are not known yet: take each by itself"),
+        (loss(so_far, means), "the shares are those of this micro-batch and all before it. Here each micro-batch is "
+         "taken by itself"),
         (right * len(mine) / len(batches), "this is divided by the number of ranks, not by that of micro-batches"),
         (right / len(batches), "this is divided by the number of ranks: averaging gradients does that already")]
 
