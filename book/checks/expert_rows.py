@@ -5,7 +5,7 @@ each, E experts in blocks of E/R on R ranks, width D.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from book.checks.formula import Slips
 from book.checks.ring_attention import told
-from book.checks.verdict import dense, held, likeliest, magnitude, refuse, require, same, short, with_hint
+from book.checks.verdict import dense, disagree, held, likeliest, magnitude, refuse, require, same, short, with_hint
 from book.launch import LaunchError
 from book.trace import Trace
 
@@ -66,12 +66,23 @@ def sizes(rows: Any, give: Any, take: Any, num_ranks: int) -> None:
         "back" if swapped else ": give[r] is how many of them go to rank r"))
 
 
+ROWS_SENT = ("all_to_all_single(arrived", "exchange(")  # in a line of code where rows are sent
+SHORT_COUNTS = ("these are the counts: every rank needs one for each expert, chosen or not. bincount stops at the largest "
+                "expert that is chosen: give it minlength=num_experts")
+
+
 def exchange_failure(error: LaunchError) -> str:
-    """An error of ranks that exchange rows, with a hint."""
-    return with_hint(error, {"is not what the other expects": "take[r] is what rank r gives to this rank. Only rank r "
-                             "knows that: exchange the counts first, and then the rows",
-                             "does not divide equally": "one number is sent for each expert, so as many for each rank. "
-                             "bincount stops at the largest expert that is chosen: give it minlength=num_experts"})
+    """An error of ranks that exchange counts and then rows, with a hint."""
+    sends_rows = any(said in str(error) for said in ROWS_SENT)
+    return with_hint(error, {
+        "is not what the other expects": "take[r] is what rank r gives to this rank. Only rank r knows that: exchange "
+        "the counts first, and then the rows" if sends_rows else SHORT_COUNTS,
+        "does not divide equally": SHORT_COUNTS, **({} if sends_rows else {"bytes came for a tensor": SHORT_COUNTS})})
+
+
+def counts_failure(error: LaunchError) -> str:
+    """An error of ranks that add up counts, with a hint."""
+    return f"{error}\n{SHORT_COUNTS}" if disagree(error) else str(error)
 
 
 def dispatched(got: Sequence[Any], tokens: Sequence[Any], routed: Routed, case: str) -> float:
@@ -84,7 +95,9 @@ def dispatched(got: Sequence[Any], tokens: Sequence[Any], routed: Routed, case: 
         require(isinstance(three, (tuple, list)) and len(three) == 3, f"{case}, rank {rank}: return three things, the "
                 f"rows, their experts and a Trip, not {kind_of(three)}")
         trips.append(_trip(three[2], f"{case}, rank {rank}"))
-        _require_trip(trips[-1], routed, rank, f"{case}, rank {rank}")
+    came = partial(_rows_came, [rows for rows, _, _ in got], tokens, routed)
+    for rank, (rows, experts, _) in enumerate(got):
+        _require_trip(trips[rank], routed, rank, f"{case}, rank {rank}", came)
     for rank, (rows, experts, _) in enumerate(got):
         where = f"{case}, rank {rank}"
         parts = [_part(trip, rank) for trip in trips]
@@ -131,8 +144,24 @@ def _part(trip: SentRows, rank: int) -> tuple[np.ndarray, np.ndarray]:
     return trip.tokens[part], trip.columns[part]
 
 
-def _require_trip(trip: SentRows, routed: Routed, rank: int, where: str) -> None:
-    """The sizes must be right, and the trip name each kept choice once, those of a rank's experts together."""
+def _rows_came(rows: Sequence[Any], tokens: Sequence[Any], routed: Routed) -> bool:
+    """Whether each rank got the rows for its experts from each rank, in whichever order."""
+    for rank, arrived in enumerate(rows):
+        take = routed.trip(rank)[3]
+        if tuple(getattr(arrived, "shape", ())) != (sum(take), dense(tokens[rank]).shape[1]):
+            return False
+        for source, part in enumerate(np.split(dense(arrived), np.cumsum(take)[:-1])):
+            sent = routed.sent(source)[0][routed.experts(source) // routed.per_rank == rank]
+            if sorted(part.tolist()) != sorted(dense(tokens[source])[sent].tolist()):
+                return False
+    return True
+
+
+def _require_trip(trip: SentRows, routed: Routed, rank: int, where: str, came: Callable[[], bool]) -> None:
+    """The sizes must be right, and the trip name each kept choice once, those of a rank's experts together.
+
+    `came` tells whether the right rows came to all ranks.
+    """
     due, given, taken = routed.trip(rank), trip.give, trip.take
     every, first = np.ones_like(routed.kept[rank]), np.zeros_like(routed.kept[rank])
     first[:, 0] = routed.kept[rank][:, 0]
@@ -147,9 +176,11 @@ def _require_trip(trip: SentRows, routed: Routed, rank: int, where: str) -> None
     require(names[1].max(initial=0) < every.shape[1] and names[0].max(initial=0) < len(every), f"{where}: the trip's "
             "tokens are rows of choices, and its columns are columns of it")
     goes = routed.experts(rank, names) // routed.per_rank
-    require(np.array_equal(goes, np.repeat(np.arange(routed.num_ranks), given)), f"{where}: the rows are not in the "
-            "order of the ranks that they are for. The first give[0] rows of what you send go to rank 0, the next "
-            "give[1] to rank 1: sort them by expert")
+    is_sorted = np.array_equal(goes, np.repeat(np.arange(routed.num_ranks), given))
+    refuse(not is_sorted and came(), f"{where}: the right rows are sent, but trip.tokens and trip.columns name them in "
+           "another order: sort both as you sort the rows")
+    require(is_sorted, f"{where}: the rows are not in the order of the ranks that they are for. The first give[0] rows "
+            "of what you send go to rank 0, the next give[1] to rank 1: sort them by expert")
     require(set(zip(*names)) == set(zip(*np.nonzero(routed.kept[rank]))), f"{where}: the trip does not name each "
             "choice that is kept once")
 
@@ -169,6 +200,8 @@ def _require_experts(experts: Any, rank: int, parts: Sequence[tuple[np.ndarray, 
         (np.concatenate([part + (source - rank) * routed.per_rank for source, part in enumerate(mine)]), "these count "
          "the experts on through the ranks that the rows come from. All rows are for this rank's experts, of which the "
          "first is 0"),
+        (np.concatenate([np.sort(part) for part in mine]) - rank * routed.per_rank, "this takes the rows of each rank "
+         "for sorted by expert, and they were sent in another order: sort them by expert, not only by rank"),
         (np.sort(want), "this takes the rows for sorted by expert. They are sorted by the rank that they come from, "
          "and only those of one rank by expert"),
         (want * 0, "all rows go to one expert: a rank has several"),

@@ -38,7 +38,7 @@ def places(got: Any, choices: Any, num_ranks: int, factor: float, num_experts: i
     want = _kept(chosen, parts, math.ceil(share / parts))
     if not np.array_equal(found, want):
         token, column = np.argwhere(found != want)[0]
-        said = next((said for kept, said in _slips_of_places(chosen, num_ranks, share, over_batch)
+        said = next((said for kept, said in _slips_of_places(chosen, num_ranks, factor, share, over_batch)
                      if np.array_equal(found, kept)), "go through the choices in their order, first choices before "
                     "second ones, and give each a place as long as its expert has one")
         raise CheckFailed(f"{case}: choice {column} of token {token} should {'' if want[token, column] else 'not '}"
@@ -46,10 +46,11 @@ def places(got: Any, choices: Any, num_ranks: int, factor: float, num_experts: i
     return int((~want).sum())
 
 
-def _slips_of_places(chosen: np.ndarray, num_ranks: int, share: float, over_batch: bool) -> Slips:
+def _slips_of_places(chosen: np.ndarray, num_ranks: int, factor: float, share: float, over_batch: bool) -> Slips:
     parts, other = (1, num_ranks) if over_batch else (num_ranks, 1)
     capacity, top_k = share / parts, chosen.shape[1]
     right, most = partial(_kept, chosen, parts), math.ceil(capacity)
+    early = factor * math.ceil(capacity / factor)
     scope = ("places are counted for each rank's tokens by themselves. In this copy an expert's places are for the "
              "whole batch" if over_batch else "places are counted over the whole batch. A rank sees its own tokens "
              "only, so each expert has places for each rank's tokens by themselves")
@@ -62,6 +63,8 @@ def _slips_of_places(chosen: np.ndarray, num_ranks: int, share: float, over_batc
         (_kept(chosen, other, most), "the capacity is right, but not the queues: whose tokens stand in one?"),
         (right(most, order="tokens"), "places are given token by token. All first choices come before all second ones"),
         (right(math.floor(capacity)), "the capacity is rounded down, and should be rounded up"),
+        *((right(count), "N K / E is rounded up before factor multiplies it: round the product up, and only that")
+          for count in (math.floor(early), math.ceil(early))),
         (right(most - 1), "there is one place too few: is a place counted from 1 and compared as if from 0?"),
         (right(most + 1), "there is one place too many: is a place counted from 0 and compared as if from 1?"),
         (right(math.ceil(capacity / top_k)), "this is the capacity for one choice of each token: every token makes "
@@ -118,6 +121,7 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
     counts = [np.sum([_counts(one[batch][1], num_experts) for one in batches], 0) for batch in range(len(mine))]
     shares, own_shares = ([c / c.sum() for c in some] for some in (counts, own))
     first = [np.sum([_counts(one[batch][1][:, :1], num_experts) for one in batches], 0) for batch in range(len(mine))]
+    so_far = [c / c.sum() for c in np.cumsum(counts, 0)]
     masses = [np.mean([dense(one[batch][0]).mean(0) for one in batches], 0) for batch in range(len(mine))]
     top_k = mine[0][1].shape[1]
 
@@ -130,19 +134,26 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (right * len(mine), "this is the sum over the micro-batches. It grows with their number: take the mean"),
         (alone, "the shares are those of the rank's own choices: add up the counts of all ranks first"),
         (alone * len(mine), "the shares are those of the rank's own choices, and the micro-batches are summed"),
-        (right / num_experts, "the factor E is missing: it makes the loss 1 where all loads are even"),
-        (right * num_experts, "the factor E is there twice: was a mean over experts meant to be a sum?"),
+        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in place "
+         "of the sum?"),
+        (right * num_experts, "this is E times the loss: is the factor E there twice?"),
         (right * top_k, "the counts are divided by the number of tokens: every token makes "
          f"{top_k} choices, and shares add up to 1"),
+        (right * top_k * len(batches), "the counts are those of all ranks, and are divided by the number of one rank's "
+         "tokens: divide them by their own sum"),
         (right * len(batches), "the counts are those of all ranks, and are divided by the number of one rank's "
          "choices"),
         (loss([c / c.sum() for c in first], means), "only first choices are counted"),
         (loss(means, means), "this multiplies mean probabilities with themselves: one factor is the share of choices"),
         (loss(shares, shares), "this multiplies shares with themselves: one factor is the mean probability"),
-        (loss(shares, masses), "the probabilities are averaged over all ranks too. Each rank's own are enough: the "
-         "mean of the ranks' losses is the batch's"),
+        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the finished "
+         "loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
+        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and leave "
+         "each rank its own loss"),
         (loss([np.sum(counts, 0) / np.sum(counts)] * len(mine), means), "the shares are those of all micro-batches "
          "together. Those that come later are not known yet: take each by itself"),
+        (loss(so_far, means), "the shares are those of this micro-batch and all before it. Here each micro-batch is "
+         "taken by itself"),
         (right * len(mine) / len(batches), "this is divided by the number of ranks, not by that of micro-batches"),
         (right / len(batches), "this is divided by the number of ranks: averaging gradients does that already")]
 

@@ -80,13 +80,17 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | N
         return want
     require(got is None or (type(got) is int and 0 <= got < len(lost)), f"{case}: return a rank as an int from 0 to "
             f"{len(lost) - 1}, or None, not {got!r}")
-    refuse(got is None, f"{case}: the others wait for rank {want} alone for {lost[most] / wall_s:.0%} of the job, "
-           f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. It has to be named")
+    refuse(got is None, f"{case}: the others wait for rank {want} alone for {lost[most] / wall_s:.1%} of the job, "
+           f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. Over {SHARE:.0%} of the job and over "
+           f"{FOCUS:.0%} of what is lost, it has to be named")
     where = f"{case}: you name rank {got}"
+    refuse(want is None and not much and sum(lost) > SHARE * wall_s, f"{where}, which costs {lost[got] / wall_s:.1%} "
+           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to be "
+           f"over {SHARE:.0%}")
     refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
            f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search")
-    refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks: they "
-           f"are late in turn. To replace one would save little. Ask for over {FOCUS:.0%}")
+    refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks. "
+           f"Ask for over {FOCUS:.0%}: otherwise they are late in turn, and to replace one would save little")
     waits = _waits(arrivals)
     refuse(waits[got] == max(waits), f"{where}, which waits longest of all. It is a victim: rank {want} comes last")
     often = [0] * len(lost)
