@@ -5,7 +5,9 @@ of n bytes, the largest buffer that an operation has on a rank.
 """
 from __future__ import annotations
 
-BUS_FACTORS = {
+from collections.abc import Callable, Mapping
+
+BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda p: 2 * (p - 1) / p,
     "reduce_scatter": lambda p: (p - 1) / p,
     "all_gather": lambda p: (p - 1) / p,

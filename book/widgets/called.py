@@ -15,9 +15,10 @@ from book.look.timelines import OTHER, PHASES, Timeline
 from book.look.told import groups_told
 from book.trace import Trace
 from book.waiting.hang import Group
-from book.widgets.calls import KINDS, MOST_BLOCKS, MOST_RANKS, TICKS, Blocks, flat, tick
+from book.widgets.calls import KINDS, MOST_BLOCKS, MOST_RANKS, Blocks, flat, tick
 from book.widgets.page import Page, arranged, heading, names_of, table
 from book.widgets.terms import origin
+from book.widgets.timeline import TICKS
 from book.words import capitalised, in_bytes, in_seconds
 
 WAITS, EXCHANGES = 0, 1
