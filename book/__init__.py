@@ -9,6 +9,7 @@ without circles.
         columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
         extras        packages that only some parts need, and the advice where one is missing
         blocks        parts of matrices, and the products that the book cuts
+        factors       how much of its buffer a rank sends in a collective
         promise       what a collective starts from and must end in
         schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which
                       forward or backward of which micro-batch a rank runs next

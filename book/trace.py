@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from book.columns import ABSENT, ColumnError, Columns, count, measure, vector, word
+from book.factors import BUS_FACTORS
 from book.promise import PROMISES
 from book.trace_schema import CellLine, checked
 
@@ -85,6 +86,31 @@ class Event:
         if self.start_s is None or self.end_s is None:
             raise TraceError(f"this {self.kind} of rank {self.rank} has no start or no end")
         return self.start_s, self.end_s
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that the rank sent in it: a message's, or of a collective the factor's share (see book.factors).
+
+        Of an all-to-all those for other ranks; of a barrier none. Of an operation with a root no event says who that
+        is: each rank counts as the busiest. Raises TraceError for a collective without a factor.
+        """
+        if self.kind == "send":
+            return self.num_bytes or 0.0
+        if self.kind != "collective" or self.op == "barrier":
+            return 0.0
+        if self.op not in BUS_FACTORS:
+            raise TraceError(f"how much a rank sends in {self.op} is not known: of collectives "
+                             f"{', '.join(BUS_FACTORS)} count")
+        if self.op == "all_to_all":
+            return sum(self.parts_by_rank.values())
+        return BUS_FACTORS[self.op](len(self.group or (self.rank,))) * (self.num_bytes or 0.0)
+
+    @property
+    def parts_by_rank(self) -> dict[int, float]:
+        """What an all-to-all sends to each other rank of its group: equal parts, unless their sizes are known."""
+        group = self.group or (self.rank,)
+        even = [(self.num_bytes or 0.0) / len(group)] * len(group)
+        return {rank: part for rank, part in zip(group, self.parts or even) if rank != self.rank}
 
 
 class Trace:
@@ -152,6 +178,18 @@ class Trace:
         return self.events.take(self.events.array("rank") == rank)
 
     def sent_bytes(self) -> np.ndarray:
+        """Bytes that each rank sent in messages and in the library's collectives, shape (world_size,).
+
+        A trace does not show how the library moves data: a collective counts by the factor of an algorithm that is as
+        frugal as can be, 2(p-1)/p of the buffer for an all-reduce of p ranks (see `Event.sent_bytes`). What was seen
+        to be sent, alone, is `message_bytes`. Raises TraceError for a collective without a factor.
+        """
+        collectives = self.of_kind("collective")
+        sent = np.bincount([event.rank for event in collectives], minlength=self.world_size,
+                           weights=[event.sent_bytes for event in collectives]) if len(collectives) else 0
+        return self.message_bytes() + sent
+
+    def message_bytes(self) -> np.ndarray:
         """Bytes that each rank sent in point-to-point messages, shape (world_size,)."""
         sends = self.of_kind("send")
         if not len(sends) or not sends.has("num_bytes"):

@@ -26,7 +26,7 @@ from book.launch import HangError, launch
 from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
 from book.look.flights import Call, Due, FlightDump, guilty, waits
-from book.look.profiles import TraceFileError, read_profile, times
+from book.look.profiles import TraceFileError, exposed_by_group, exposed_by_step, read_profile, times
 from book.look.runs import read_run, write_run
 from book.look.spans import common, covered_s, length, less, union
 from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arrivals_of, steps, timeline, timeline_of,
@@ -436,6 +436,57 @@ def test_samples_of_others_have_the_shares_that_others_found(rank: int, exposed:
                 [exposed, hidden, idle, computing], abs=0.005)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_exposed_communication_by_group_and_step_is_that_of_counting_each_microsecond(tmp_path: Path,
+                                                                                      seed: int) -> None:
+    draw, groups = random.Random(seed), {"mesh_tp": {"Process Group Name": "3", "Process Group Description": "mesh_tp"},
+                                         "group 1": {"Process Group Name": "1",
+                                                     "Process Group Description": "undefined"},
+                                         "no group named": {"stream": 7}}
+    cover: dict[str, set[int]] = {name: set() for name in (*groups, "computing")}
+    events = [event("user_annotation", f"ProfilerStep#{5 + k}", 100 * k + 40, 100) for k in range(2)]
+    for name in (*cover, *draw.choices(list(cover), k=40)):
+        start, length = draw.randrange(290), draw.randrange(1, 20)
+        cover[name] |= set(range(start, start + length))
+        more = {"args": groups[name]} if name in groups else {}
+        events.append(event("kernel", NCCL if name in groups else "gemm", start, length, **more))
+    profile = read_profile(profile_of(tmp_path / "a.json", events))
+    computing = cover.pop("computing")
+    assert {one.name: (round(1e6 * one.messages_s), round(1e6 * one.exposed_s)) for one in exposed_by_group(profile)
+            } == {name: (len(some), len(some - computing)) for name, some in cover.items()}
+    every = set().union(*cover.values())
+    inside = [every & set(range(100 * k + 40, 100 * k + 140)) for k in range(2)]
+    assert [(one.name, round(1e6 * one.messages_s), round(1e6 * one.exposed_s)) for one in exposed_by_step(profile)
+            ] == [(f"ProfilerStep#{5 + k}", len(some), len(some - computing)) for k, some in enumerate(inside)]
+
+
+def test_what_is_exposed_by_group_and_step_is_told_and_on_the_page(tmp_path: Path,
+                                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """Each step of 10 ms has a sum of 2 ms over "dp", of which 1 ms is hidden, and one of the default group, hidden."""
+    events = []
+    for k in range(12):
+        start = 10_000 * k
+        events += [event("user_annotation", f"ProfilerStep#{k}", start, 10_000), event("kernel", "gemm", start, 5000),
+                   event("kernel", NCCL, start + 4000, 2000 + 500 * (k == 7), args={
+                       "Process Group Name": "1", "Process Group Description": "dp"}),
+                   event("kernel", NCCL, start + 1000, 1000, args={"Process Group Name": "0"})]
+    path = profile_of(tmp_path / "a.json", events)
+    assert main(["show", str(path), "--out", str(tmp_path / "page.html")]) == 0
+    lines = ["  not hidden, by group: dp 12.5 ms of 24.5 ms, group 0 0 s of 12 ms",
+             "  not hidden, by step: 1 ms in the median of 12 steps, most in ProfilerStep#7: 1.5 ms"]
+    assert capsys.readouterr().out.splitlines()[-2:] == lines
+    assert all(line in unescape((tmp_path / "page.html").read_text("utf-8")) for line in lines)
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the sample traces of HolisticTraceAnalysis")
+def test_what_samples_have_in_common_is_compared_and_what_not_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", *(str(SAMPLES / f"nccl_rank_{rank}.json.gz") for rank in (0, 1))]) == 0
+    compared, late = capsys.readouterr().out.splitlines()[-2:]
+    assert compared == ("compared: 5 collectives that are on all ranks; left out: 5 collectives of rank 0, "
+                        "5 collectives of rank 1")
+    assert late.startswith("who comes last: rank 1, to ") and late.endswith("Of those left out nothing is known")
+
+
 def profiled(folder: str, where: str) -> None:
     """Three ranks of DDP under PyTorch's profiler; rank 1 is slow in backward, or rank 2 at its data, or nobody."""
     import torch
@@ -502,14 +553,55 @@ def test_the_late_rank_of_a_real_job_is_named(tmp_path: Path, where: str, late: 
     assert said[-1].startswith(f"who comes last: {'no rank stands out' if late is None else f'rank {late}, '}")
 
 
-def test_other_calls_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One has a call more; then as many, but one ends on a rank before the other has come, whatever the clocks say."""
-    for spans in ([(k, k + 0.5) for k in range(9)], [(k * (1 + (k > 4)), k * (1 + (k > 4)) + 0.5) for k in range(8)]):
-        for rank, some in enumerate(([(k, k + 0.5) for k in range(8)], spans)):
-            profile_of(tmp_path / f"{rank}.json", [event("kernel", NCCL, 1e6 * begin, 1e6 * (end - begin))
-                                                for begin, end in some], rank, 2)
-        assert main(["show", str(tmp_path)]) == 0
-        assert "do not have the same collectives" in capsys.readouterr().out
+ALL_GATHER = NCCL.replace("AllReduce", "AllGather")
+
+
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], *ranks: list[tuple[str, float, float]]) -> list[str]:
+    """What is said of who comes last to these kernels: name, start and end in seconds, of each rank."""
+    for rank, some in enumerate(ranks):
+        profile_of(tmp_path / f"{rank}.json", [event("kernel", name, 1e6 * begin, 1e6 * (end - begin))
+                                               for name, begin, end in some], rank, len(ranks))
+    assert main(["show", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    return said[[line.startswith(("compared", "who comes last")) for line in said].index(True):]
+
+
+def test_operations_that_all_ranks_have_as_often_are_compared(tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 comes last to each all-reduce, on a clock that is 3 s on; only rank 0 noted all of its all-gathers."""
+    sums = [[(NCCL, k + 0.4 * rank + 3 * rank, k + 0.5 + 3 * rank) for k in range(6)] for rank in (0, 1)]
+    sums[0] += [(ALL_GATHER, k + 0.6, k + 0.61) for k in range(3)]
+    sums[1] += [(ALL_GATHER, 3.6, 3.61)]
+    said = compared(tmp_path, capsys, *sums)
+    assert said[0] == ("compared: 6 collectives that are on all ranks; left out: 3 collectives of rank 0, "
+                       "1 collective of rank 1")
+    assert said[1].startswith("who comes last: rank 1, 6 times in 6 collectives. For 43.6% of 5.5 s ")
+
+
+def test_of_operations_that_some_lack_those_that_end_together_are_compared(tmp_path: Path,
+                                                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 2 comes last; each rank lacks another one of ten, and their clocks differ by seconds."""
+    draw = random.Random(3)
+    begins = [1.3 * k + draw.random() for k in range(10)]
+    ranks = [[(NCCL, begin + 0.2 * (rank == 2) + 5 * rank, begin + 0.25 + 5 * rank) for begin in begins]
+             for rank in range(3)]
+    for rank, some in enumerate(ranks):
+        del some[2 + 3 * rank]
+    said = compared(tmp_path, capsys, *ranks)
+    assert said[0] == ("compared: 7 collectives that are on all ranks; left out: 2 collectives of rank 0, "
+                       "2 collectives of rank 1, 2 collectives of rank 2")
+    assert said[1].startswith("who comes last: rank 2, 7 times in 7 collectives. For ")
+
+
+def test_what_does_not_fit_together_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other times, other operations; then too few that are the same."""
+    draw = random.Random(5)
+    apart = [[(NCCL, start, start + 0.01) for start in sorted(draw.random() * 99 for _ in range(12))] for _ in (0, 1)]
+    others = [[(name, k, k + 0.5) for k in range(9)] for name in (NCCL, ALL_GATHER)]
+    few = [[(NCCL, k, k + 0.5) for k in range(4)] for _ in (0, 1)]
+    for ranks in (apart, others, few):
+        assert compared(tmp_path, capsys, *ranks) == [
+            "who comes last: fewer than five collectives of these traces are the same on all ranks"]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -75,6 +75,20 @@ def test_an_empty_trace_has_no_steps_and_no_duration():
     assert trace.sent_bytes().tolist() == [0, 0] and len(trace.logical().events) == 0
 
 
+def test_collectives_count_by_the_factor_of_a_frugal_algorithm_and_messages_as_they_are():
+    everyone = (0, 1, 2, 3)
+    calls = [("all_reduce", everyone, 80), ("all_gather", (1, 2), 60), ("broadcast", everyone, 7),
+             ("barrier", everyone, 0)]
+    events = [Event(rank, "collective", op, group=group, num_bytes=size) for op, group, size in calls for rank in group]
+    events += [Event(0, "send", peer=1, num_bytes=5), Event(1, "recv", peer=0, num_bytes=5),
+               Event(3, "collective", "all_to_all", group=everyone, num_bytes=100, parts=(10, 20, 30, 40))]
+    trace = Trace(events, 4, "logical", "recorded")
+    assert trace.sent_bytes().tolist() == [2 * 3 / 4 * 80 + 7 + 5, 120 + 30 + 7, 120 + 30 + 7, 120 + 7 + 60]
+    assert trace.message_bytes().tolist() == [5, 0, 0, 0]
+    with pytest.raises(TraceError, match="how much a rank sends in gossip is not known"):
+        Trace([Event(0, "collective", "gossip", group=everyone)], 4, "logical", "recorded").sent_bytes()
+
+
 @pytest.mark.parametrize("event, complaint", [
     (Event(0, "snd"), "kind must be one of"), (Event(2, "send"), "has rank 2: ranks are 0 to 1"),
     (Event(0, "send", peer=5), "has peer 5"), (Event(0.5, "send"), "rank must be a whole number"),

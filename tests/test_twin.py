@@ -226,7 +226,7 @@ TRACES: dict[str, Callable[[], Trace]] = {
 READ = """text => {
   const read = globalThis.lockstep.trace.Trace.from_json(text);
   const events = Array.from({ length: read.num_events }, (_, i) => read.event(i));
-  return [read.world_size, events.map(e => [e.kind, e.rank, e.peer ?? null, e.start_s]), read.sent_bytes()];
+  return [read.world_size, events.map(e => [e.kind, e.rank, e.peer ?? null, e.start_s]), read.message_bytes()];
 }"""
 
 
@@ -238,7 +238,7 @@ def test_both_read_the_golden_traces(twin: Any) -> None:
         assert TRACES[name]().to_json() == text, name
         golden = Trace.from_json(text)
         events = [[e.kind, e.rank, e.peer, e.start_s] for e in golden.events]
-        assert twin.evaluate(READ, text) == [golden.world_size, events, golden.sent_bytes().tolist()], name
+        assert twin.evaluate(READ, text) == [golden.world_size, events, golden.message_bytes().tolist()], name
 
 
 @pytest.mark.parametrize("text, words", [

@@ -110,7 +110,7 @@ def received_once(trace: Trace, num_bytes: int, root: int) -> int:
             f"{num_bytes:g}: is it sent whole, in its own dtype?")
     require(received[root] < num_bytes,
             f"rank {root} is the root, but it received the whole buffer: who sends it what it already has?")
-    return round(trace.sent_bytes()[root])
+    return round(trace.message_bytes()[root])
 
 
 def all_gather_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
@@ -148,7 +148,7 @@ def rows_sent(trace: Trace, row_bytes: int) -> int:
     sent.
     """
     point_to_point(trace)
-    sent, wanted = trace.sent_bytes(), (trace.world_size - 1) * row_bytes
+    sent, wanted = trace.message_bytes(), (trace.world_size - 1) * row_bytes
     busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
     require(sent[laziest] >= wanted, f"rank {laziest} sent {sent[laziest]:g} bytes, but its rows for the others have "
             f"{wanted:g}: does it send all of them, whole, in their own dtype?")

@@ -281,10 +281,10 @@ def ring_traffic(trace: Trace, key_bytes: int, way: str) -> int:
                          "they are already",
               "backward": "keys and values make N - 1 hops. Only their gradients make one more, to get home"}[way]
     point_to_point(trace)
-    for rank, sent in enumerate(trace.sent_bytes()):
+    for rank, sent in enumerate(trace.message_bytes()):
         require(sent <= most * key_bytes, f"the result is right, but {way} rank {rank} sends {short(sent / key_bytes)} "
                 f"blocks (keys, values or gradients of one rank), and {most} are enough. {reason}")
-    return round(trace.sent_bytes()[0])
+    return round(trace.message_bytes()[0])
 
 
 # Shared

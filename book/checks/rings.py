@@ -127,10 +127,11 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int
     A rank may send 2(N-1)/N of the buffer, with chunks rounded up or down. If the buffer is a matrix, `num_columns` is
     the length of its rows. Returns the bytes that rank 0 sent.
     """
-    world_size, sent, num_bytes = trace.world_size, trace.sent_bytes(), length * element_bytes
+    world_size, num_bytes = trace.world_size, length * element_bytes
     if world_size == 1:
         return 0.0
     point_to_point(trace)
+    sent = trace.message_bytes()
     num_messages = 2 * (world_size - 1)
     least, most = (num_messages * size * element_bytes for size in (length // world_size, -(-length // world_size)))
     busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))

@@ -28,7 +28,7 @@ Keys such as thakur2005 in the docstrings are entries of references.bib.
 """
 from book.cost.activations import LayerShape, activation_bytes, gpt_activation_bytes
 from book.cost.answer import LayoutAnswer, MeasuredStep, Plan, plan, told
-from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s, broadcast_s,
+from book.cost.links import (Link, all_to_all_s, bandwidth_bound_s, broadcast_s,
                              bus_bandwidth_bytes_per_s, fit_ring_link, gather_s, halving_doubling_all_reduce_s,
                              latency_bound_s, parameter_server_all_reduce_s, pipeline_bubble, reduce_s,
                              ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s, ring_sent_bytes,
@@ -48,6 +48,7 @@ from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_ax
                                tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
 from book.cost.tuning import OPTIMIZERS, Tuning
+from book.factors import BUS_FACTORS
 
 __all__ = ["ADAM_32", "ADAM_FSDP2", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS",
            "OPTIMIZERS", "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout",

@@ -10,16 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BUS_FACTORS = {
-    "all_reduce": lambda p: 2 * (p - 1) / p,
-    "reduce_scatter": lambda p: (p - 1) / p,
-    "all_gather": lambda p: (p - 1) / p,
-    "broadcast": lambda p: 1.0,
-    "reduce": lambda p: 1.0,
-    "scatter": lambda p: (p - 1) / p,
-    "gather": lambda p: (p - 1) / p,
-    "all_to_all": lambda p: (p - 1) / p,
-}
+from book.factors import BUS_FACTORS
 
 
 @dataclass(frozen=True)

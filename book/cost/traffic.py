@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from book.cost.activations import LayerShape
-from book.cost.links import BUS_FACTORS, ring_sent_bytes
+from book.cost.links import ring_sent_bytes
 from book.cost.state import check_zero_stage
+from book.factors import BUS_FACTORS
 from book.mesh import Mesh
 from book.trace import Event, Trace
 
@@ -131,16 +132,10 @@ def sent_bytes(event: Event) -> float:
     The last is an all-to-all's, whose parts are all different. A barrier has none. Raises ValueError for a collective
     that is neither an all-to-all nor done in rings.
     """
-    if event.kind == "send":
-        return event.num_bytes or 0.0
-    if event.kind != "collective" or event.op == "barrier":
-        return 0.0
-    if event.op == "all_to_all":
-        return sum(_parts(event).values())
-    if event.op not in RINGS:
+    if event.kind == "collective" and event.op not in (*RINGS, "all_to_all", "barrier"):
         raise ValueError(f"which rank sends how much in a {event.op} depends on how it is done: count a step that has "
                          f"only messages, {', '.join(RINGS)}, all_to_all (leave the rest out with book.record.paused)")
-    return BUS_FACTORS[event.op](len(event.group)) * (event.num_bytes or 0.0)
+    return event.sent_bytes
 
 
 def axis_name(event: Event, mesh: Mesh) -> str:
@@ -165,7 +160,7 @@ def flows(trace: Trace, mesh: Mesh) -> Flows:
     found: Counter[tuple[str, int, int]] = Counter()
     for event in trace.events:
         is_exchange = event.kind == "collective" and event.op == "all_to_all"
-        for peer, num_bytes in (_parts(event) if is_exchange else {_next(event): sent_bytes(event)}).items():
+        for peer, num_bytes in (event.parts_by_rank if is_exchange else {_next(event): sent_bytes(event)}).items():
             if num_bytes:
                 found[axis_name(event, mesh), event.rank, peer] += num_bytes
     return dict(found)
@@ -185,12 +180,6 @@ def bytes_across_nodes(flows: Flows, mesh: Mesh) -> dict[str, float]:
     for (axis, src, dst), num_bytes in flows.items():
         found[axis] += num_bytes * mesh.crosses((src, dst))
     return found
-
-
-def _parts(event: Event) -> dict[int, float]:
-    """What an all-to-all's rank sends to each other rank of its group: equal parts, unless their sizes are known."""
-    even = [(event.num_bytes or 0.0) / len(event.group)] * len(event.group)
-    return {rank: part for rank, part in zip(event.group, event.parts or even) if rank != event.rank}
 
 
 def _next(event: Event) -> int | None:

@@ -5,6 +5,7 @@
     profiles  PyTorch profiler traces: computing, communication and how much of it nothing hides
     arrivals  Arrivals: which rank comes last to the collectives, by one rule; traces' clocks, which these align
     timelines what ranks have noted of their calls and phases, cut where they are released; steps, waiting
+    recorded  this book's own traces, as such notes
     spans     stretches of time: what they cover, alone and together
     runs      what `lockstep run --out DIR` leaves: how the run ended, what was said, the notes of its ranks
     told      all that in words; `lockstep show`, in `report`, is the command line of it

@@ -6,17 +6,20 @@ before the last rank has come, and all end at about the same time.
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from book.look.profiles import Profile
+from book.look.profiles import Interval, Profile, short_name
 from book.look.spans import length, union
 
 # Chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these; no job that tests them is among those.
 SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
 FEWEST = 5  # collectives
+TOGETHER_S = 1e-3  # within which a collective ends on all ranks
+MOST_COMPARED = 1000  # collectives of a rank by when they end: all pairs of these are looked at
 RANK, LINK, JITTER, NOBODY = "rank", "link", "jitter", "nobody"
 
 
@@ -26,7 +29,8 @@ class Arrivals:
 
     A row is a collective, a column one of `ranks`; NaN where a rank is not in the group. `own_s` has such an array for
     each phase of the program: how long the rank was in it since it was released from the collective before. What is
-    known begins with `begin_s`; None: with the first arrival.
+    known begins with `begin_s`; None: with the first arrival. `left_out` is how many collectives of each rank are in no
+    row, because others do not have them.
     """
 
     ranks: tuple[int, ...]
@@ -34,6 +38,7 @@ class Arrivals:
     ends_s: np.ndarray
     begin_s: float | None = None
     own_s: Mapping[str, np.ndarray] = field(default_factory=dict)
+    left_out: tuple[int, ...] = ()
 
     @property
     def since_s(self) -> float:
@@ -97,17 +102,67 @@ class Arrivals:
 
 
 def arrivals(profiles: Sequence[Profile]) -> Arrivals | None:
-    """The arrivals of at least two ranks; None where their traces do not have the same collectives, or too few."""
+    """The arrivals of at least two ranks at the collectives that are in all traces; None where these are too few.
+
+    They are those of the groups and operations that all traces have equally many of, in order, or, where that can't be
+    right, those that end at the same time.
+    """
     spans = [profile.arrivals for profile in profiles]
-    num = len(spans[0]) if spans else 0
-    if len(profiles) < 2 or num < FEWEST or any(len(some) != num for some in spans):
+    if len(profiles) < 2 or min(map(len, spans)) < FEWEST:
         return None
-    starts, ends = (np.array([[span[which] for span in some] for some in spans]).T for which in (0, 1))
-    offsets = [_offset_s(starts, ends, position) for position in range(len(profiles))]
-    if None in offsets:
+    found = _aligned(spans, _by_order(spans)) or _aligned(spans, _by_ends(spans))
+    if not found:
         return None
+    starts, ends = found
     ranks = tuple(position if profile.rank is None else profile.rank for position, profile in enumerate(profiles))
-    return Arrivals(ranks, starts + offsets, ends + offsets)
+    return Arrivals(ranks, starts, ends, left_out=tuple(len(some) - len(starts) for some in spans))
+
+
+def _aligned(spans: Sequence[Sequence[Interval]],
+             rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Starts and ends of these collectives, places in each rank's list, on the first rank's clock; None for too few."""
+    if len(rows) < FEWEST:
+        return None
+    starts, ends = (np.array([[span[place][which] for span, place in zip(spans, row)] for row in rows])
+                    for which in (0, 1))
+    offsets = [_offset_s(starts, ends, position) for position in range(len(spans))]
+    return None if None in offsets else (starts + offsets, ends + offsets)
+
+
+def _by_kind(some: Sequence[Interval]) -> dict[tuple[str, str], list[int]]:
+    """Places in a rank's list, by group and operation."""
+    found = defaultdict(list)
+    for place, span in enumerate(some):
+        found[span.group, short_name(span.name)].append(place)
+    return found
+
+
+def _by_order(spans: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
+    """The first with the first, and so on, of each group and operation of which all ranks have equally many."""
+    first, *others = [_by_kind(some) for some in spans]
+    return sorted(row for kind, places in first.items() if all(len(other.get(kind, ())) == len(places)
+                                                               for other in others)
+                  for row in zip(places, *(other[kind] for other in others)))
+
+
+def _by_ends(spans: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
+    """Those that end together on all ranks, by the clocks' offset at which most do; none if these are under half."""
+    first, *others = [some[:MOST_COMPARED] for some in spans]
+    kinds, *theirs = map(_by_kind, (first, *others))
+    partners = []
+    for some, there in zip(others, theirs):
+        pairs = np.array([(here, place) for kind, places in kinds.items() for here in places
+                          for place in there.get(kind, ())]).reshape(-1, 2)
+        apart = np.array([first[here].end_s - some[place].end_s for here, place in pairs])
+        order = np.sort(apart)
+        together = np.searchsorted(order, order + TOGETHER_S) - np.searchsorted(order, order - TOGETHER_S)
+        near = np.abs(apart - order[together.argmax()]) < TOGETHER_S if len(order) else np.zeros(0, bool)
+        found = {int(place): int(here) for here, place in pairs[near]}
+        partners.append({here: place for place, here in found.items()})
+        if 2 * len(partners[-1]) < min(len(first), len(some)):
+            return []
+    return [(here, *(each[here] for each in partners)) for here in range(len(first))
+            if all(here in each for each in partners)]
 
 
 def _offset_s(starts: np.ndarray, ends: np.ndarray, position: int) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.look.spans import length, less, union
+from book.look.spans import common, length, less, union
 
 MOST_BYTES = 4 << 30  # of an unpacked trace
 GZIP = b"\x1f\x8b"
@@ -32,11 +32,12 @@ class TraceFileError(ValueError):
 
 
 class Interval(NamedTuple):
-    """What ran from when to when, in seconds on the rank's own clock."""
+    """What ran from when to when, in seconds on the rank's own clock; of a message its group, where that is known."""
 
     start_s: float
     end_s: float
     name: str
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Profile:
     messages: tuple[Interval, ...]
     copies: tuple[Interval, ...]
     calls: tuple[Interval, ...]
-    num_steps: int
+    steps: tuple[Interval, ...]
 
     @property
     def arrivals(self) -> list[Interval]:
@@ -132,7 +133,7 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
     for event in events:
         start_s = (event["ts"] - first_us) / 1e6
         spans[_kind(event["name"], str(event.get("cat", "")).lower())].append(
-            Interval(start_s, start_s + event["dur"] / 1e6, event["name"]))
+            Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args"))))
     found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
     info = info if isinstance(info, dict) else {}
     on_gpu = bool(found.get("kernel") or found.get("message"))
@@ -140,7 +141,16 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
                    info["world_size"] if isinstance(info.get("world_size"), int) else 0, on_gpu,
                    found.get("kernel" if on_gpu else "operator", ()),
                    found.get("message" if on_gpu else "gloo", ()), found.get("copy", ()), found.get("call", ()),
-                   len(found.get("step", ())))
+                   found.get("step", ()))
+
+
+def _group(said: Any) -> str:
+    """What a message's process group is called: by its description, if it has one that its program gave it."""
+    said = said if isinstance(said, dict) else {}
+    name, described = (said.get(f"Process Group {what}") for what in ("Name", "Description"))
+    if isinstance(described, str) and described not in ("", "undefined"):
+        return described
+    return f"group {name}" if isinstance(name, str) and name else ""
 
 
 def _kind(name: str, category: str) -> str:
@@ -169,6 +179,45 @@ def times(profile: Profile) -> Times:
                  span_s - length(busy))
 
 
+@dataclass(frozen=True)
+class Exposed:
+    """Of a group or a step, by its name, the seconds of communication, and of those beside no computing."""
+
+    name: str
+    messages_s: float
+    exposed_s: float
+
+
+def exposed_by_group(profile: Profile) -> list[Exposed]:
+    """Each group's communication, most exposed first; none where the trace does not name the groups of its messages.
+
+    Where groups communicate at once, each counts the time in full.
+    """
+    computing, groups = union(rows_of(profile.computing)), defaultdict[str, list[Interval]](list)
+    for message in profile.messages:
+        groups[message.group].append(message)
+    if not groups.keys() - {""}:
+        return []
+    found = []
+    for name, some in groups.items():
+        messages = union(rows_of(some))
+        found.append(Exposed(name or "no group named", length(messages), length(less(messages, computing))))
+    return sorted(found, key=lambda one: -one.exposed_s)
+
+
+def exposed_by_step(profile: Profile) -> list[Exposed]:
+    """Each ProfilerStep's communication, in order; what runs outside of all steps counts in none.
+
+    A step is the time that the host spends in it: what a GPU still has to do at its end counts in the next.
+    """
+    computing, messages = (union(rows_of(some)) for some in (profile.computing, profile.messages))
+    found = []
+    for step in profile.steps:
+        inside = common(messages, np.array([step[:2]]))
+        found.append(Exposed(step.name, length(inside), length(less(inside, computing))))
+    return found
+
+
 def rows_of(spans: Iterable[Interval]) -> np.ndarray:
     """When spans began and ended: a row for each."""
     return np.array([span[:2] for span in spans]).reshape(-1, 2)
@@ -178,11 +227,11 @@ def by_name(spans: Iterable[Interval]) -> list[tuple[str, int, float]]:
     """Of each kind of message its name, how many there are, and their seconds; most seconds first."""
     found: dict[str, list[float]] = defaultdict(list)
     for span in spans:
-        found[_short(span.name)].append(span.end_s - span.start_s)
+        found[short_name(span.name)].append(span.end_s - span.start_s)
     return sorted(((name, len(some), sum(some)) for name, some in found.items()), key=lambda one: -one[2])
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """The operation that a kernel of NCCL, or an operation of gloo, stands for: "AllReduce", "all_reduce"."""
     kernel = re.match(r"^[nr]ccl(?:Dev)?Kernel_(\w+?)(?:_[A-Z0-9]+_|_Sum|\(|$)", name, re.IGNORECASE)
     return kernel[1] if kernel else name.removeprefix("gloo:").partition("(")[0]

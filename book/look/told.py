@@ -4,9 +4,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from book.look.arrivals import JITTER, LINK, NOBODY, Arrivals, arrivals
+import numpy as np
+
+from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import FlightDump, guilty, sentences
-from book.look.profiles import Profile, by_name, times
+from book.look.profiles import Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
 from book.look.runs import FAILED, HUNG, JobRun
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
 from book.waiting.hang import Group
@@ -42,7 +44,7 @@ def profiles_told(profiles: Sequence[Profile]) -> Iterator[str]:
     if len(profiles) > 1:
         found = arrivals(profiles)
         yield from _arrivals_told(found) if found else [
-            "who comes last: these traces do not have the same collectives, or fewer than five"]
+            "who comes last: fewer than five collectives of these traces are the same on all ranks"]
 
 
 def _name(profile: Profile, position: int) -> str:
@@ -62,17 +64,42 @@ def _times_told(name: str, profile: Profile) -> Iterator[str]:
         most = ", ".join(f"{count} {kind} in {seconds:.3g} s" for kind, count, seconds in
                          by_name(profile.messages)[:MOST_NAMES])
         yield f"  of {found.messages_s:.3g} s of communication {hidden:.1%} are hidden; most are {most}"
+        yield from _exposed_told(exposed_by_group(profile), exposed_by_step(profile))
+
+
+def _exposed_told(groups: Sequence[Exposed], steps: Sequence[Exposed]) -> Iterator[str]:
+    """Communication that nothing hides, by process group and by step, a line for each."""
+    if groups:
+        told = [f"{one.name} {in_seconds(one.exposed_s)} of {in_seconds(one.messages_s)}" for one in groups]
+        more = f", and {len(told) - MOST_RANKS} more" if len(told) > MOST_RANKS else ""
+        yield f"  not hidden, by group: {', '.join(told[:MOST_RANKS])}{more}"
+    if 1 < len(steps) <= MOST_RANKS:
+        yield "  not hidden, by step: " + ", ".join(
+            f"{one.name.removeprefix('ProfilerStep#')}: {in_seconds(one.exposed_s)}" for one in steps)
+    elif steps:
+        most = max(steps, key=lambda one: one.exposed_s)
+        yield (f"  not hidden, by step: {in_seconds(float(np.median([one.exposed_s for one in steps])))} in the median "
+               f"of {counted(len(steps), 'step')}, most in {most.name}: {in_seconds(most.exposed_s)}")
 
 
 def _arrivals_told(found: Arrivals) -> Iterator[str]:
     """Which rank the others waited for, or that there is none."""
     num, position, lost = len(found.starts_s), found.late_position, found.lost_s
+    if any(found.left_out):
+        left = ", ".join(f"{counted(each, 'collective')} of rank {rank}"
+                         for rank, each in zip(found.ranks, found.left_out) if each)
+        yield f"compared: {num} collectives that are on all ranks; left out: {left}"
+    often = [int((found.last == place).sum()) for place in range(len(lost))]
+    most = lost.index(max(lost))
+    if position is None and any(found.left_out) and lost[most] > FOCUS * sum(lost) > 0:
+        yield (f"who comes last: rank {found.ranks[most]}, to {often[most]} of these {num}; all others waited "
+               f"{in_seconds(lost[most])} for it. Of those left out nothing is known")
+        return
     if position is None:
         yield (f"who comes last: no rank stands out in {num} collectives; {named(found.ranks)} kept the others waiting "
                f"for {', '.join(f'{seconds / found.wall_s:.1%}' for seconds in lost)} of {found.wall_s:.3g} s")
         return
-    often = counted(int((found.last == position).sum()), "time")
-    yield (f"who comes last: rank {found.ranks[position]}, {often} in {num} collectives. "
+    yield (f"who comes last: rank {found.ranks[position]}, {counted(often[position], 'time')} in {num} collectives. "
            f"For {lost[position] / found.wall_s:.1%} of {found.wall_s:.3g} s all others waited for it")
 
 

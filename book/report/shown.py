@@ -9,10 +9,11 @@ from book.look.arrivals import arrivals
 from book.look.dumps import read_dumps
 from book.look.flights import sentences
 from book.look.profiles import TraceFileError, is_profile, read_profile
+from book.look.recorded import timelines_in
 from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
 from book.look.timelines import Timeline
 from book.look.told import dumps_told, end_told, late_told, profiles_told, timelines_told
-from book.report.traces import Moment, timelines_in, timelines_of, timelines_of_dumps, trace_told
+from book.report.traces import Moment, timelines_of, timelines_of_dumps, trace_told
 from book.trace import Trace, TraceError
 
 HEAD = 64  # bytes of a file in which this book's forms show

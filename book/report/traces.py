@@ -3,30 +3,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import count
 
 from book.look.arrivals import Arrivals
 from book.look.flights import FlightDump, waits
+from book.look.recorded import SHOWN, timelines_in
 from book.look.timelines import ORIGIN_S, Timeline, timeline
 from book.look.told import timelines_told
-from book.trace import Event, Trace
+from book.trace import Trace
 from book.waiting.hang import Group
 from book.words import counted
 
-SHOWN = ("send", "recv", "collective")
 LAST = 6  # collectives of a rank that are shown before those that are not done
 Moment = tuple[float, str]  # seconds on a timeline's clock, and what is to be said then
-
-
-def timelines_in(trace: Trace) -> list[Timeline]:
-    """The calls of each rank, if the trace has times for them; a rank waits in each from its start to its end."""
-    calls: list[list[tuple[str, Group, int, float, float, float]]] = [[] for _ in range(trace.world_size)]
-    numbers: dict[tuple[int, Group], Iterator[int]] = defaultdict(lambda: count(1))
-    for event in sorted(_with_times(trace), key=lambda event: event.times_s):
-        group = Group("", event.group or tuple(sorted({event.rank, event.peer or 0})))
-        name = event.kind if event.kind != "collective" else event.op or event.kind
-        calls[event.rank].append((name, group, next(numbers[event.rank, group]), *event.times_s, event.num_bytes or 0))
-    return [timeline(rank, each) for rank, each in enumerate(calls)] if any(calls) else []
 
 
 def timelines_of(found: Arrivals) -> list[Timeline]:
@@ -62,11 +50,6 @@ def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], l
         return found, []
     return found, [(ORIGIN_S + (came_ns[group, before] - first_ns) / 1e9,
                     f"Here all of these ranks had made call {before}, {common[0].what}.")]
-
-
-def _with_times(trace: Trace) -> Iterator[Event]:
-    return (event for event in trace.events if event.kind in SHOWN and event.start_s is not None
-            and event.end_s is not None)
 
 
 def trace_told(trace: Trace) -> Iterator[str]:

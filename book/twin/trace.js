@@ -44,7 +44,7 @@ class Trace {
    * Bytes that each rank sent in point-to-point messages.
    * @returns {number[]}
    */
-  sent_bytes() {
+  message_bytes() {
     const { rank, kind, num_bytes } = this.events;
     const sent = Array(this.world_size).fill(0);
     for (let i = 0; i < this.num_events; i++) if (kind[i] === "send") sent[rank[i]] += num_bytes?.[i] ?? 0;

@@ -1,6 +1,7 @@
 """L3: traces as animated players: `play` one, `race` several on one clock, `panel` to rerun one by hand.
 
     play(trace)                                  a trace or a schedule
+    play(run.trace)                              of collectives alone: over time, who waits in which (called)
     play({4: trace, 8: trace})                   several, to choose from; keys may be tuples: {(4, "even"): ...}
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
@@ -29,8 +30,9 @@
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that deferred scripts bring to life. The same program
-always gives the same HTML: it holds logical steps and modelled times, never a measured time. `save("player.html")`
-writes it, with its scripts and styles, as one file, which any browser shows without a network.
+always gives the same HTML: it holds logical steps and modelled times, never a measured time, but in the pictures of
+calls, which are about those. `save("player.html")` writes it, with its scripts and styles, as one file, which any
+browser shows without a network.
 
     registry        all widgets, and which script draws each; scripts import what they need
     page, live      what all widgets share: a page with data and words; an anywidget around it, if there is one (show)

@@ -1,5 +1,5 @@
 /* Lockstep's picture of a job's calls: each rank's own time, when it waited for others, and when bytes moved.
-   calls.py says what the data mean; nothing is drawn that they don't say. */
+   calls.py says what the data mean, called.py what they are of a recording; nothing is drawn that they don't say. */
 import { make, rankName, byStops, mountScene, define, seconds } from "./scene.js";
 import { TICKS, lanes, axis } from "./lanes.js";
 
@@ -15,6 +15,9 @@ const KINDS = [
   ["exchange", "--kW"],
 ];
 
+const EXCHANGE = 6;
+const OWN = "own code";
+
 function decode(raw) {
   const ranks = raw.lanes.map(flat => {
     const blocks = [];
@@ -22,12 +25,23 @@ function decode(raw) {
     for (let i = 0; i < flat.length; i += 3) {
       const a = b + flat[i + 1];
       b = a + flat[i + 2];
-      const [name, c] = KINDS[flat[i]];
-      blocks.push({ a, b, c: `var(${c})`, key: flat[i], lines: [[name]], look: flat[i] === 6 ? "lk-sent" : "" });
+      blocks.push({ a, b, ...drawn(flat[i], raw.called) });
     }
     return blocks;
   });
   return { ...raw, ranks, times: raw.stops.map(stop => stop.t) };
+}
+
+/** A block of this kind: beyond KINDS each of the collectives that are `called` has two, to wait in and to exchange. */
+function drawn(number, called) {
+  const beyond = number - KINDS.length;
+  if (beyond < 0) {
+    const [name, c] = KINDS[number];
+    return { c: `var(${c})`, key: number, lines: [[called ? OWN : name]], look: number === EXCHANGE ? "lk-sent" : "" };
+  }
+  const lines = [called[beyond >> 1]];
+  if (beyond % 2) return { c: `var(${KINDS[EXCHANGE][1]})`, key: EXCHANGE, lines, look: "lk-sent" };
+  return { c: "var(--hollow)", key: number, lines, look: "lk-waits" }; // the stripes below stay to be seen
 }
 
 function stage({ run, data, field }, W) {
@@ -48,7 +62,7 @@ function stage({ run, data, field }, W) {
   });
   const row = make("div.lk-key lk-small", field);
   const there = new Set(run.ranks.flatMap(blocks => blocks.map(block => block.key)));
-  for (const [k, [name, c]] of KINDS.entries()) if (there.has(k)) key(row, name, `var(${c})`);
+  for (const [k, [name, c]] of KINDS.entries()) if (there.has(k)) key(row, run.called && k !== EXCHANGE ? OWN : name, `var(${c})`);
   key(row, "waits for others", "var(--kidle)");
   return t => ui.set(t);
 }

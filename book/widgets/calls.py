@@ -55,7 +55,7 @@ class Calls(Page):
     def data(self, live: bool) -> dict[str, Any]:
         """Lanes and stops."""
         start_s, end_s = self._window
-        lanes = [_flat(blocks(each, self._found, position, self._window), self._window)
+        lanes = [flat(blocks(each, self._found, position, self._window), self._window)
                  for position, each in enumerate(self.timelines)]
         source = "as the ranks noted it" if self._moments is None else "by the clock of each host"
         run = {"source": source, "duration_s": float(f"{end_s - start_s:.6g}"),
@@ -162,7 +162,7 @@ def _transfers(found: Arrivals | None, position: int) -> np.ndarray:
     return union(rows[rows[:, 1] > rows[:, 0]])
 
 
-def _flat(found: Blocks, window: tuple[float, float]) -> list[int]:
+def flat(found: Blocks, window: tuple[float, float]) -> list[int]:
     """Blocks as numbers, without those that are too short to be seen."""
     numbers, before = [], 0
     for kind, start_s, end_s in found:

@@ -17,6 +17,7 @@ from book.extras import require
 from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
+from book.widgets.called import CollectivesView, is_plain
 from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
 from book.widgets.player_fault import Fault, ending
 from book.widgets.player_run import ChunkRun, Contributions, as_trace, read_run
@@ -33,7 +34,7 @@ Playable = Trace | Schedule
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
          predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
-         promise: str | None = None) -> PlayerView | Live:
+         promise: str | None = None) -> PlayerView | CollectivesView | Live:
     """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
@@ -50,6 +51,8 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
     if clock == "time" and any(getattr(trace, "clock", None) != "modelled" for trace in traces.values()):
         raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
     check_choice("select", select, (None, *traces))
+    if all(map(is_plain, traces.values())):
+        return show(CollectivesView(traces, title, labels, select))
     options = Options("play", view, predict, clock, labels, select, promise)
     return show(PlayerView(traces, title or title_of(traces), options))
 

@@ -141,7 +141,8 @@ def read_run(trace: Trace) -> ChunkRun:
     played = sends + recvs + calls
     if not played:
         raise ValueError("this trace has no chunk that is sent or received: there is nothing to play (record=True "
-                         "follows sends, receives and collectives of a watched buffer: watch(buffer, num_chunks))")
+                         "follows sends, receives and collectives of a watched buffer: watch(buffer, num_chunks); "
+                         "collectives alone are drawn where they have times)")
     if any(e.step is None for e in played):
         raise ValueError("this trace's sends, receives and collectives have no steps: give each event its step")
     steps = sorted({_known(e.step) for e in played})

@@ -118,7 +118,7 @@ const NO_MESSAGES = "This recording has no messages with times: launch with reco
 function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data) {
   const isSend = ({ kind }) => kind === "send";
   const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSend);
-  const buffer = (max(...trace.sent_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
+  const buffer = (max(...trace.message_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
   const ring = scheduleOf("ring_all_reduce", n);
   const link = new Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
   const { start_s, done_s } = moveTimes(ring, buffer, link);
@@ -129,7 +129,7 @@ function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data
   const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
   const both = [["your recording", yours], ["a ring that sends as much", theirs]];
   const [took, ideal] = drawBoth(parent, W, range(n, r => `rank ${r}`), kinds, both);
-  const most = trim(bytes(max(...trace.sent_bytes())));
+  const most = trim(bytes(max(...trace.message_bytes())));
   const times = `yours took ${(took / ideal).toPrecision(3)} times that.`;
   const sends = events.filter(isSend);
   return [
