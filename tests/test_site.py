@@ -207,6 +207,13 @@ def test_a_plot_is_described_by_its_title(site: Site) -> None:
     assert len(described) > 30 and not [alt for alt in described if alt.endswith(".png")]
 
 
+def test_a_number_keeps_its_percent_sign_and_sentences_in_tables_their_room(site: Site) -> None:
+    planner, measured = ((site.folder / "chapters" / f"{name}.html").read_text("utf-8")
+                         for name in ("10_planner", "88_planner_measured"))
+    assert re.search(r"<p>[^<]*\d\u00a0%", planner) and not re.search(r"<p>[^<]*\d %", planner)
+    assert re.search(r'<td class="[^"]*\bsentence\b', measured)
+
+
 def test_a_fraction_becomes_mathml() -> None:
     assert "<mfrac>" in to_mathml(None, r"\frac{2(p-1)}{p}", "inline")
 

@@ -6,10 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # whoever imports this module for `find_chromium` alone need not load Sphinx
+    from playwright.sync_api import Page
+
     from book.authoring.figures import Figure
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -66,6 +69,49 @@ def page_of(figure: Figure) -> str:
     return f'<img class="{PLAYER[1:]}" width="{PLOT_PX}" src="data:image/svg+xml;base64,{file}">'
 
 
+def load(page: Page, figure: Figure) -> None:
+    """Let the page show the figure alone, without what is of no use on a slide."""
+    page.set_content(page_of(figure), wait_until="load")
+    page.wait_for_selector(PLAYER)
+    page.add_style_tag(content=STILL)
+
+
+def widen(page: Page, width: int) -> None:
+    """Give the page's window this width."""
+    page.set_viewport_size({"width": width, "height": 900})
+
+
+def arrange(page: Page, layout: tuple[int, int, bool]) -> None:
+    """Set the widths of a drawing and of the words beside it, and whether its counts stand below the drawing."""
+    page.evaluate(ARRANGE, layout)
+
+
+def side(page: Page, shape: float, change: Callable[[Page, T], None], layout: T) -> float:
+    """How wide a frame of this shape, width over height, has to be in pixels to hold what the layout makes."""
+    change(page, layout)
+    page.evaluate(DRAWN)
+    box = page.locator(PLAYER).first.bounding_box()
+    assert box, "a figure can be seen"
+    return max(box["width"], box["height"] * shape)
+
+
+def photograph(page: Page, figure: Figure, shape: float) -> bytes:
+    """A PNG of the figure, a widget in that layout in which it is largest in a frame of this shape."""
+    load(page, figure)
+    stacked = min((side(page, shape, widen, width), width) for width in WIDTHS_PX)
+    parted = []
+    if figure.widget and page.evaluate(PART):
+        layouts = product(DRAWINGS_PX, WORDS_PX, (False, True))
+        parted = [(side(page, shape, arrange, layout), layout) for layout in layouts]
+    if parted and min(parted)[0] < stacked[0]:
+        arrange(page, min(parted)[1])
+    else:
+        load(page, figure)
+        widen(page, stacked[1])
+    page.evaluate(DRAWN)
+    return bytes(page.locator(PLAYER).first.screenshot())
+
+
 @contextmanager
 def camera() -> Iterator[Camera | None]:
     """A function that takes a PNG of a figure; a widget is laid out to be largest in a frame of width over height.
@@ -83,40 +129,7 @@ def camera() -> Iterator[Camera | None]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
         page = browser.new_context(device_scale_factor=2, color_scheme="light", reduced_motion="reduce").new_page()
-
-        def load(figure: Figure) -> None:
-            page.set_content(page_of(figure), wait_until="load")
-            page.wait_for_selector(PLAYER)
-            page.add_style_tag(content=STILL)
-
-        def widen(width: int) -> None:
-            page.set_viewport_size({"width": width, "height": 900})
-
-        def arrange(layout: tuple[int, int, bool]) -> None:
-            page.evaluate(ARRANGE, layout)
-
-        def side(shape: float, change: Callable[[T], None], layout: T) -> float:
-            change(layout)
-            page.evaluate(DRAWN)
-            box = page.locator(PLAYER).first.bounding_box()
-            return max(box["width"], box["height"] * shape)
-
-        def photograph(figure: Figure, shape: float) -> bytes:
-            load(figure)
-            stacked = min((side(shape, widen, width), width) for width in WIDTHS_PX)
-            parted = []
-            if figure.widget and page.evaluate(PART):
-                parted = [(side(shape, arrange, layout), layout) for layout in
-                          product(DRAWINGS_PX, WORDS_PX, (False, True))]
-            if parted and min(parted)[0] < stacked[0]:
-                arrange(min(parted)[1])
-            else:
-                load(figure)
-                widen(stacked[1])
-            page.evaluate(DRAWN)
-            return bytes(page.locator(PLAYER).first.screenshot())
-
         try:
-            yield photograph
+            yield partial(photograph, page)
         finally:
             browser.close()
