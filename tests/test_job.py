@@ -74,18 +74,11 @@ if kind == "none":
 print(f"rank {rank} of {__name__} has {sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
 '''
-# No fault that is tried here needs the modules left out, which take each rank nearly a CPU second.
 FAULT = '''
 import sys
-path = EXAMPLES + "/faults_that_hang.py"
-with open(path) as file:
-    source = file.read()
-for line in ("import torch.distributed.checkpoint", "from torch.distributed.fsdp import fully_shard"):
-    assert f"\\n{line}\\n" in source, line
-    source = source.replace(f"\\n{line}\\n", "\\n\\n")
-names = {"__name__": "faults_that_hang"}
-exec(compile(source, path, "exec"), names)
-names[sys.argv[1]]()
+sys.path.insert(0, EXAMPLES)
+import faults_that_hang
+getattr(faults_that_hang, sys.argv[1])()
 '''
 WRONG = '''
 import os, sys, threading, time
