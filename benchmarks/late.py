@@ -56,12 +56,12 @@ class Score:
 
 
 def drawn(num_jobs: int) -> list[Job]:
-    """Jobs of all kinds in turn, in an order and with ranks that the seed decides."""
-    draw, kinds = random.Random(SEED), list[str]()
-    while len(kinds) < num_jobs:
-        kinds += draw.sample(KINDS, len(KINDS))
-    return [Job(kind, draw.randrange(NUM_RANKS) if kind in PHASES else None, draw.choice(EXTRA_MS))
-            for kind in kinds[:num_jobs]]
+    """Jobs of all kinds in turn, in an order and with ranks that the seed decides; fewer are the first of more."""
+    draw, jobs = random.Random(SEED), list[Job]()
+    while len(jobs) < num_jobs:
+        jobs += [Job(kind, draw.randrange(NUM_RANKS) if kind in PHASES else None, draw.choice(EXTRA_MS))
+                 for kind in draw.sample(KINDS, len(KINDS))]
+    return jobs[:num_jobs]
 
 
 def verdict(found: Arrivals | None) -> Verdict:

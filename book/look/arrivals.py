@@ -166,7 +166,8 @@ def _ending_together(first: Ends, other: Ends) -> dict[int, int]:
     if not len(apart):
         return {}
     together = np.searchsorted(apart, apart + TOGETHER_S) - np.searchsorted(apart, apart - TOGETHER_S)
-    offset_s, found = apart[together.argmax()], {}
+    offset_s = apart[together.argmax()]
+    found: dict[int, int] = {}
     for (here_s, here), (there_s, there) in zip(first, other):
         if len(here) and len(there):
             order = np.argsort(there_s)
