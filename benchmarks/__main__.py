@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from benchmarks import (across, grading, kept, launching, pages, planning, player, quorum, ring, simulation, tap,
+from benchmarks import (across, grading, kept, late, launching, pages, planning, player, quorum, ring, simulation, tap,
                         weights)
 from benchmarks.machine import measured_on
 from benchmarks.report import Findings, Unavailable, document
 
 PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "tap": tap, "simulation": simulation,
                                 "across": across, "planning": planning, "weights": weights, "pages": pages,
-                                "player": player, "grading": grading, "quorum": quorum}
+                                "player": player, "grading": grading, "quorum": quorum, "late": late}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

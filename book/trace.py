@@ -98,7 +98,7 @@ class Event:
             return self.num_bytes or 0.0
         if self.kind != "collective" or self.op == "barrier":
             return 0.0
-        if self.op not in BUS_FACTORS:
+        if self.op is None or self.op not in BUS_FACTORS:
             raise TraceError(f"how much a rank sends in {self.op} is not known: of collectives "
                              f"{', '.join(BUS_FACTORS)} count")
         if self.op == "all_to_all":

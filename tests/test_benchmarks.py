@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import kept, launching, pages, planning, player, process, quorum, ring, simulation, weights
+from benchmarks import kept, late, launching, pages, planning, player, process, quorum, ring, simulation, weights
 from benchmarks.chapter import code_that_binds
 from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
@@ -120,6 +120,39 @@ def test_the_quorum_is_that_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None
     assert [row[1:] for row in found.tables[2].rows] == [
         ("1", "2"), ("1", "0"), ("30.0", "–"), ("0", "1"), ("–", "33.0 (33.0–33.0)"), ("0", "1"),
         ("–", "7.6 (7.6–7.6)")]
+
+
+def test_verdicts_on_late_ranks_are_counted() -> None:
+    """Right; right but for the phase; another rank; missed; jitter that is taken for a rank; nobody, rightly."""
+    jobs = [late.Job("input", 1, 12), late.Job("forward", 0, 25), late.Job("backward", 2, 50),
+            late.Job("optimizer", 1, 12), late.Job("jitter", None, 25), late.Job("nobody", None, 12)]
+    under = [late.Verdict(1, "input"), late.Verdict(0, "input"), late.Verdict(1, "backward"), late.Verdict(),
+             late.Verdict(0, "forward"), late.Verdict()]
+    alone = [late.Verdict(job.rank) for job in jobs]
+    assert late.score(jobs, under) == late.Score(late=4, clean=2, rank=2, both=1, false=2)
+    assert late.score(jobs, alone) == late.Score(late=4, clean=2, rank=4, both=0, false=0)
+    found = late.findings(jobs, list(zip(under, alone)))
+    assert found.tables[0].rows == [("`lockstep run`", "2 of 4", "1 of 4", "2 of 6"),
+                                    ("traces alone", "4 of 4", "–", "0 of 6")]
+    assert [claim.kept for claim in found.claims] == [False, False]
+    assert ("wrong about: forward by 25 ms on rank 0: rank 0, input; backward by 50 ms on rank 2: rank 1, backward; "
+            "optimizer by 12 ms on rank 1: nobody; jitter by 25 ms: rank 0, forward.") in found.tables[0].note
+    right = late.findings(jobs, [(late.Verdict(job.rank, job.kind if job.rank is not None else None), one)
+                                 for job, one in zip(jobs, alone)])
+    assert all(claim.kept for claim in right.claims) and "wrong" not in right.tables[0].note
+
+
+def test_jobs_are_drawn_of_all_kinds_and_the_same_each_time() -> None:
+    jobs = late.drawn(21)
+    assert jobs == late.drawn(21) and jobs[:5] == late.drawn(5)
+    assert [sum(job.kind == kind for job in jobs) for kind in late.KINDS] == [3] * 7
+    assert all((job.rank is None) == (job.kind in ("jitter", "nobody")) for job in jobs)
+
+
+@pytest.mark.slow
+def test_a_job_with_a_late_rank_is_run_and_judged() -> None:
+    under, alone = late.run(late.Job("backward", 1, 150))
+    assert (under, alone.rank) == (late.Verdict(1, "backward"), 1)
 
 
 def test_simulations_are_counted_in_moves() -> None:

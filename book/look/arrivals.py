@@ -19,7 +19,7 @@ from book.look.spans import length, union
 SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
 FEWEST = 5  # collectives
 TOGETHER_S = 1e-3  # within which a collective ends on all ranks
-MOST_COMPARED = 1000  # collectives of a rank by when they end: all pairs of these are looked at
+MOST_COMPARED = 400  # collectives of a kind of two ranks, of which all pairs are looked at
 RANK, LINK, JITTER, NOBODY = "rank", "link", "jitter", "nobody"
 
 
@@ -147,22 +147,35 @@ def _by_order(spans: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
 
 def _by_ends(spans: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
     """Those that end together on all ranks, by the clocks' offset at which most do; none if these are under half."""
-    first, *others = [some[:MOST_COMPARED] for some in spans]
-    kinds, *theirs = map(_by_kind, (first, *others))
-    partners = []
-    for some, there in zip(others, theirs):
-        pairs = np.array([(here, place) for kind, places in kinds.items() for here in places
-                          for place in there.get(kind, ())]).reshape(-1, 2)
-        apart = np.array([first[here].end_s - some[place].end_s for here, place in pairs])
-        order = np.sort(apart)
-        together = np.searchsorted(order, order + TOGETHER_S) - np.searchsorted(order, order - TOGETHER_S)
-        near = np.abs(apart - order[together.argmax()]) < TOGETHER_S if len(order) else np.zeros(0, bool)
-        found = {int(place): int(here) for here, place in pairs[near]}
-        partners.append({here: place for place, here in found.items()})
-        if 2 * len(partners[-1]) < min(len(first), len(some)):
-            return []
-    return [(here, *(each[here] for each in partners)) for here in range(len(first))
+    first, *others = [[(np.array([some[place].end_s for place in places]), np.array(places)) for places in (
+        _by_kind(some).get(kind, []) for kind in _by_kind(spans[0]))] for some in spans]
+    partners = [_ending_together(first, other) for other in others]
+    if any(2 * len(each) < min(len(spans[0]), len(some)) for each, some in zip(partners, spans[1:])):
+        return []
+    return [(here, *(each[here] for each in partners)) for here in range(len(spans[0]))
             if all(here in each for each in partners)]
+
+
+Ends = Sequence[tuple[np.ndarray, np.ndarray]]  # of each kind of collective: when they end, and their places
+
+
+def _ending_together(first: Ends, other: Ends) -> dict[int, int]:
+    """Places in one rank's list, and those in the other's that end at the same time."""
+    apart = np.sort(np.concatenate([np.subtract.outer(here[:MOST_COMPARED], there[:MOST_COMPARED]).ravel()
+                                    for (here, _), (there, _) in zip(first, other)]))
+    if not len(apart):
+        return {}
+    together = np.searchsorted(apart, apart + TOGETHER_S) - np.searchsorted(apart, apart - TOGETHER_S)
+    offset_s = apart[together.argmax()]
+    found: dict[int, int] = {}
+    for (here_s, here), (there_s, there) in zip(first, other):
+        if len(here) and len(there):
+            order = np.argsort(there_s)
+            edges = (there_s[order][1:] + there_s[order][:-1]) / 2
+            nearest = order[np.searchsorted(edges, here_s - offset_s)]
+            near = np.abs(here_s - offset_s - there_s[nearest]) < TOGETHER_S
+            found |= dict(zip(there[nearest[near]].tolist(), here[near].tolist()))
+    return {place: partner for partner, place in found.items()}
 
 
 def _offset_s(starts: np.ndarray, ends: np.ndarray, position: int) -> float | None:

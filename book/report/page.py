@@ -12,12 +12,14 @@ from book.widgets.calls import Calls, totals_table
 from book.widgets.registry import standalone
 
 STYLE = """<style>
-body { max-width: 780px; margin: 20px auto; padding: 0 14px; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 760px; margin: 20px auto; padding: 0 14px; font: 15px/1.5 system-ui, sans-serif }
 h1 { font-size: 20px } h2 { font-size: 16px; margin: 24px 0 8px }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, monospace; padding: 10px 14px;
   border: 1px solid #8888; border-radius: 10px }
+pre span { display: block; padding-left: calc(var(--in) * 1ch + 2ch); text-indent: calc(var(--in) * -1ch - 2ch) }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px }
 th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884 }
+th:nth-child(n + 3), td:nth-child(n + 3) { text-align: right; font-variant-numeric: tabular-nums }
 :root { color-scheme: light dark }
 </style>"""
 TITLES = {ENDED: "has ended", HUNG: "hangs", FAILED: "has failed", INTERRUPTED: "was interrupted"}
@@ -29,13 +31,19 @@ def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), to
 
     `moments` are those of timelines by the clocks of hosts.
     """
-    parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{escape(chr(10).join(said))}</pre>"]
+    parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{''.join(map(_line, said))}</pre>"]
     if any(len(each.calls) for each in timelines):
         parts.append(Calls(timelines, end=end, hangs=hangs, moments=moments).html())
     if totals:
         parts += ["<h2>What was called</h2><div class=wide>",
                   totals_table(totals), "</div>"]
     return standalone("calls", title, "\n".join(parts))
+
+
+def _line(said: str) -> str:
+    """Lines of what was said; one that is too long goes on below, two letters further in."""
+    return "".join(f'<span style="--in:{len(line) - len(line.lstrip())}">{escape(line)}\n</span>'
+                   for line in said.split("\n"))
 
 
 def write_run_page(path: Path, run: JobRun) -> None:

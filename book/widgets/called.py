@@ -62,7 +62,7 @@ class CollectivesView(Page):
         self._given_title, self._labels, self._select = title, labels, select
         names = {trace.name for trace in self.traces.values()}
         self.title = title or capitalised((names.pop() if len(names) == 1 else None) or "who waits in which collective")
-        self._runs = [Run(trace) for trace in self.traces.values()]
+        self._runs = [CalledRun(trace) for trace in self.traces.values()]
 
     def with_trace(self, what: Any) -> CollectivesView:
         """The same picture of another recording."""
@@ -84,7 +84,7 @@ class CollectivesView(Page):
         return heading(self.title, self.sources()) + "".join(tables)
 
 
-class Run:
+class CalledRun:
     """A recording as its picture needs it."""
 
     def __init__(self, trace: Trace):

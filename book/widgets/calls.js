@@ -48,7 +48,7 @@ function stage({ run, data, field }, W) {
   const n = run.ranks.length;
   const h = n > 16 ? 8 : n > 8 ? 14 : 24;
   const each = h + (n > 16 ? 3 : 8);
-  const left = W >= 560 ? 84 : 62;
+  const left = W >= 560 ? 84 : n > 10 ? 70 : 62;
   const y = 10 + n * each;
   const every = n > 16 ? 4 : 1;
   const rows = run.ranks.map((blocks, r) => {
