@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from book.cost.scoreboard import bar, fitted, is_measured, measured
 from book.cost.search import WORDS
 from book.cost.step import PARTS
 from book.cost.tuning import Tuning
+from tests.website import ROOT
 
 SENTENCE = r"^(none of \d+ layouts (fits|may be chosen): |no layout of \d+ GPUs divides ).*"
 # Questions that nothing answers, the cause, and what of the GPUs is short.
@@ -466,3 +468,23 @@ def test_more_stages_than_layers_are_refused() -> None:
     for layout in (Layout(64, 1, 1), Layout(2, 1, 1, stages_per_rank=1000)):
         with pytest.raises(ValueError, match="layers are fewer than these stages"):
             told("llama3.2-1b", layout.num_gpus, layout)
+
+
+def test_what_chapter_13_says_of_published_steps_is_what_its_cell_prints() -> None:
+    cells = nbformat.read(ROOT / "chapters" / "13_slow_jobs.ipynb", as_version=4).cells
+    (place,) = (number for number, cell in enumerate(cells) if "import data_sets" in cell.source)
+    (printed,) = (output["text"] for output in cells[place].outputs if output["output_type"] == "stream")
+    shares = {line.rpartition(": ")[0]: [int(share) for share in re.findall(r"(\d+)%", line)]
+              for line in printed.splitlines()}
+    said = cells[place + 1].source
+    for lead, line in (("Megatron's dense models reach", "Megatron"), ("PyTorch's FSDP", "torchtitan and kin"),
+                       ("recomputes a part,", "llama3-8b, 8,192 tokens, torchtitan and kin"),
+                       ("Llama 3 70B reaches", "llama3-70b, 8,192 tokens, MaxText"),
+                       ("Llama 3 8B reaches", "llama3-8b, 4,096 tokens, Megatron")):
+        low, high = shares[line]
+        assert f"{lead} {low} to {high}" in said, line
+    assert f"down to {shares['nanotron'][0]} %" in said and f"comes over {shares['with experts'][1]}." in said
+    nearest = shares["llama3-8b, 8,192 tokens, torchtitan and kin"][1]
+    best = shares["llama3-70b, 8,192 tokens, MaxText"]
+    assert 0.2 < 1 - 30.2 / nearest < 0.25 and "at most a quarter of the time is lost" in said
+    assert best[0] <= 51 <= best[1] and round(1 - 30.2 / 51, 1) == 0.4 and "Against 51 % you lose 40 %" in said
