@@ -166,7 +166,7 @@ def ring_bytes(got: Any, num_ranks: int, key_bytes: float) -> float:
         (3 * (2 * n - 1) * k, "forward has N - 1 hops, not N"),
         ((6 * n - 4) * k / n, "each rank passes on whole blocks: its own keys, then those of others, N - 1 times"),
         ((6 * n - 4) * k * n, "this is what all ranks send together"),
-    ]).require_right("the bytes of the ring", got)
+    ]).require_right("the number of bytes that a rank sends in the ring", got)
 
 
 def ulysses_bytes(got: Any, num_ranks: int, query_bytes: float, key_bytes: float) -> float:
@@ -184,4 +184,4 @@ def ulysses_bytes(got: Any, num_ranks: int, query_bytes: float, key_bytes: float
          "keys"),
         (8 * share * q, "keys and values may have fewer heads than queries, so they are smaller"),
         (4 * share * (q + k) * n, "this is what all ranks send together"),
-    ]).require_right("the bytes of Ulysses", got)
+    ]).require_right("the number of bytes that a rank sends in Ulysses", got)

@@ -170,6 +170,8 @@ def chosen(got: Any, probabilities: Any, bias: Any, top_k: int, case: str) -> fl
     for name, one in zip(("choices", "gates"), got):
         require(tuple(getattr(one, "shape", ())) == want.shape, f"{case}: the {name} have the shape "
                 f"{tuple(getattr(one, 'shape', ()))}, but it should be {want.shape}")
+    refuse("float" in str(got[0].dtype) and "int" in str(got[1].dtype), f"{case}: gates come first here: return the "
+           "choices, and then the gates")
     given, gates = dense(got[0]).astype(int), dense(got[1])
     require(np.array_equal(np.sort(given), want), f"{case}: wrong experts are chosen: " + likeliest(
         (np.array_equal(np.sort(given), np.sort(np.argsort(-p)[:, :top_k])), "the bias changes nothing here"),
@@ -190,6 +192,8 @@ def bias_moved(got: Any, bias: Any, counts: Any, rate: float, case: str) -> floa
     """`got` must be the bias (E,), up by `rate` below the mean of the counts and down above it."""
     b, c = dense(bias), dense(counts)
     error = c.mean() - c
+    require(hasattr(got, "shape"), f"{case}: return the bias as a tensor, with a number for each expert, not "
+            f"{'nothing' if got is None else f'a {type(got).__name__}'}")
     found = held(0, "the bias", got, b.shape)
     same(f"{case}: the bias", found, b + rate * np.sign(error), np.ones(1), partial(told, found, [
         (b - rate * np.sign(error), "the sign is wrong: an expert with too many choices has to become less likely"),
@@ -255,10 +259,12 @@ def _slips_of_expert(parts: Sequence[np.ndarray], rank: int, mesh: Mesh) -> Slip
            "the ranks of efsdp") for share in (1, ep, n)),
         (own / copies, "it is the mean over the copies, and not divided by the number of ranks that sent them tokens. "
          f"Of each of these {ep} ranks the loss is a mean, and their losses are added up in it: divide by ep as well"),
-        (own, "it is the sum over the copies, and is not divided. Every rank's loss is a mean over its tokens"),
+        (own, "it is the sum over the copies, and is not divided. Every rank's loss is a mean over its tokens: divide "
+         "in place, as g /= n does. g = g / n makes another tensor"),
         (own / copies / n, "it is divided by the number of copies once too often"),
         (own / ep, "it is divided by ep, but only added up over the copies: take their mean"),
-        (parts[rank], "it is still the rank's own"),
+        (parts[rank], "it is still the rank's own. The copies of the expert have gradients from other tokens: add these "
+         "up over efsdp, in place, and divide by the number of all ranks"),
         (parts[rank] / n, "it is divided, but the copies of the expert have gradients from other tokens: add these up "
          "over efsdp"),
         (parts[rank] / ep, "it is divided by ep, but the copies of the expert have gradients from other tokens: "
