@@ -134,8 +134,8 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (right * len(mine), "this is the sum over the micro-batches. It grows with their number: take the mean"),
         (alone, "the shares are those of the rank's own choices: add up the counts of all ranks first"),
         (alone * len(mine), "the shares are those of the rank's own choices, and the micro-batches are summed"),
-        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in place "
-         "of the sum?"),
+        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in "
+         "place of the sum?"),
         (right * num_experts, "this is E times the loss: is the factor E there twice?"),
         (right * top_k, "the counts are divided by the number of tokens: every token makes "
          f"{top_k} choices, and shares add up to 1"),
@@ -146,10 +146,10 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (loss([c / c.sum() for c in first], means), "only first choices are counted"),
         (loss(means, means), "this multiplies mean probabilities with themselves: one factor is the share of choices"),
         (loss(shares, shares), "this multiplies shares with themselves: one factor is the mean probability"),
-        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the finished "
-         "loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
-        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and leave "
-         "each rank its own loss"),
+        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the "
+         "finished loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
+        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and "
+         "leave each rank its own loss"),
         (loss([np.sum(counts, 0) / np.sum(counts)] * len(mine), means), "the shares are those of all micro-batches "
          "together. Those that come later are not known yet: take each by itself"),
         (loss(so_far, means), "the shares are those of this micro-batch and all before it. Here each micro-batch is "
@@ -263,8 +263,8 @@ def _slips_of_expert(parts: Sequence[np.ndarray], rank: int, mesh: Mesh) -> Slip
          "in place, as g /= n does. g = g / n makes another tensor"),
         (own / copies / n, "it is divided by the number of copies once too often"),
         (own / ep, "it is divided by ep, but only added up over the copies: take their mean"),
-        (parts[rank], "it is still the rank's own. The copies of the expert have gradients from other tokens: add these "
-         "up over efsdp, in place, and divide by the number of all ranks"),
+        (parts[rank], "it is still the rank's own. The copies of the expert have gradients from other tokens: add "
+         "these up over efsdp, in place, and divide by the number of all ranks"),
         (parts[rank] / n, "it is divided, but the copies of the expert have gradients from other tokens: add these up "
          "over efsdp"),
         (parts[rank] / ep, "it is divided by ep, but the copies of the expert have gradients from other tokens: "

@@ -283,8 +283,9 @@ def ring_traffic(trace: Trace, key_bytes: int, way: str) -> int:
               "none before the rank's own part is in them"}[way]
     point_to_point(trace)
     for rank, sent in enumerate(trace.sent_bytes()):
-        require(sent <= most * key_bytes, f"the result is right, but in the {way} pass rank {rank} sends {short(sent / key_bytes)} "
-                f"blocks (keys, values or gradients of one rank), and {most} are enough. {reason}")
+        require(sent <= most * key_bytes, f"the result is right, but in the {way} pass rank {rank} sends "
+                f"{short(sent / key_bytes)} blocks (keys, values or gradients of one rank), and {most} are enough. "
+                f"{reason}")
     return round(trace.sent_bytes()[0])
 
 

@@ -88,8 +88,8 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | N
            f"{FOCUS:.0%} of what is lost, it has to be named")
     where = f"{case}: you name rank {got}"
     refuse(want is None and not much and sum(lost) > SHARE * wall_s, f"{where}, which costs {lost[got] / wall_s:.1%} "
-           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to be "
-           f"over {SHARE:.0%}")
+           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to "
+           f"be over {SHARE:.0%}")
     refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
            f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search")
     refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks. "
@@ -175,7 +175,7 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
         (want * sizes["num_gpus"], "this is as if one GPU had done it all: divide by the peak of all GPUs together"),
         (per_gpu * weights, "attention's products are missing: each token meets every token of its sequence in each "
          "layer"),
-        (per_gpu * (weights + attention / sizes["num_layers"]), "attention is counted for one layer: each layer has it"),
+        (per_gpu * (weights + attention / sizes["num_layers"]), "attention is counted for one layer: every one has it"),
         (per_gpu * (weights + attention) / 3, "this is forward alone. Backward costs twice as much: 2 FLOPs become 6 "
          "for each parameter, and 4 become 12 in attention"),
         (2 / 3 * want, "forward and backward together are three times forward: backward alone is twice"),
@@ -253,8 +253,8 @@ def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str)
     for batch in range(2, num_batches):
         require(at["load", batch] > at["trained", batch - 2],
                 f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
-                f"the caller has not asked for. {beside} Begin a load only when the caller takes the batch before it, as "
-                "a thread for each load does")
+                f"the caller has not asked for. {beside} Begin a load only when the caller takes the batch before it, "
+                "as a thread for each load does")
     return len(events)
 
 
