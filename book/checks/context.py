@@ -29,6 +29,8 @@ def zigzag_positions(got: Sequence[Any], num_tokens: int) -> None:
         ([chunks[[rank, rank + n]] for rank in range(n)], "the second chunks run in the same order as the first, so "
          "the last rank has the later ones of both. Go through them backwards"),
         (_striped(n, num_tokens), "the tokens are dealt out one by one. Here a rank has two chunks"),
+        ([np.sort(np.concatenate([np.arange(one, num_tokens, 2 * n) for one in (rank, 2 * n - 1 - rank)]))
+          for rank in range(n)], "single tokens are dealt out, back and forth. Here a rank has two chunks"),
         ([chunks[[rank]] for rank in range(n)], "the late chunk is missing")])
 
 
@@ -72,6 +74,10 @@ def scores_computed(got: Any, own: Any, num_tokens: int, case: str) -> int:
         (float(places.sum()), "each token also sees itself"),
         (size * (size + 1) / 2, "this counts the rank's own keys alone: its queries see all keys before them, whoever "
          "has these"),
+        (float((num_tokens - places).sum()), "this counts the keys from each query on: a query sees itself and those "
+         "before it"),
+        (float((num_tokens - places - 1).sum()), "this counts the keys after each query: it sees those before it, and "
+         "itself"),
         (float(size * num_tokens), "this counts what the mask hides as well"),
         (float(size * size), "this is as if each query saw the rank's own keys, all of them"),
         (float(places.max() + 1), "this is for one query: add up all of them"),
@@ -113,6 +119,8 @@ def _why_not_exchanged(found: np.ndarray, given: Sequence[np.ndarray], rank: int
          "lie one after the other, and view or reshape only reads that memory in another shape. Use torch.cat"),
         (np.concatenate(blind, join), f"the pieces are not cut along dim {cut}: view or reshape to (N, ...) cuts what "
          "lies first in memory, which is the batch. Use chunk and stack"),
+        (np.stack(arrived, 1).reshape(found.shape), "the right pieces arrive, but view or reshape joins dims that are "
+         f"neighbours: bring the dim of the ranks before dim {join} of a piece first, or use torch.cat"),
         (np.stack(blind).reshape(found.shape), f"pieces are neither cut along dim {cut} nor joined along dim {join}: "
          "view and reshape do not move anything. Use chunk, stack and cat"),
         (np.concatenate(dealt, join), f"the {what[cut]} are dealt out one by one: rank r gets the r-th block of "
@@ -160,13 +168,14 @@ def ring_bytes(got: Any, num_ranks: int, key_bytes: float) -> float:
         (2 * (n - 1) * k, "this is forward alone"),
         ((4 * n - 2) * k, "this is backward alone"),
         (6 * n * k, "keys and values make N - 1 hops each way: what would come in the last one is there already"),
+        ((6 * n - 2) * k, "in one of the two passes keys and values make N hops. N - 1 bring them to every rank"),
         (6 * (n - 1) * k, "the gradients make one hop more than keys and values: the last one takes them home"),
         (4 * (n - 1) * k, "the gradients of keys and values travel too, with them"),
         ((3 * n - 2) * k, "keys travel, and values do as well: each hop sends both"),
         (3 * (2 * n - 1) * k, "forward has N - 1 hops, not N"),
         ((6 * n - 4) * k / n, "each rank passes on whole blocks: its own keys, then those of others, N - 1 times"),
         ((6 * n - 4) * k * n, "this is what all ranks send together"),
-    ]).require_right("the bytes of the ring", got)
+    ]).require_right("the number of bytes that a rank sends in the ring", got)
 
 
 def ulysses_bytes(got: Any, num_ranks: int, query_bytes: float, key_bytes: float) -> float:
@@ -184,4 +193,4 @@ def ulysses_bytes(got: Any, num_ranks: int, query_bytes: float, key_bytes: float
          "keys"),
         (8 * share * q, "keys and values may have fewer heads than queries, so they are smaller"),
         (4 * share * (q + k) * n, "this is what all ranks send together"),
-    ]).require_right("the bytes of Ulysses", got)
+    ]).require_right("the number of bytes that a rank sends in Ulysses", got)

@@ -67,8 +67,8 @@ def sizes(rows: Any, give: Any, take: Any, num_ranks: int) -> None:
 
 
 ROWS_SENT = ("all_to_all_single(arrived", "exchange(")  # in a line of code where rows are sent
-SHORT_COUNTS = ("these are the counts: every rank needs one for each expert, chosen or not. bincount stops at the largest "
-                "expert that is chosen: give it minlength=num_experts")
+SHORT_COUNTS = ("these are the counts: every rank needs one for each expert, chosen or not. bincount stops at the "
+                "largest expert that is chosen: give it minlength=num_experts")
 
 
 def exchange_failure(error: LaunchError) -> str:
@@ -96,8 +96,8 @@ def dispatched(got: Sequence[Any], tokens: Sequence[Any], routed: Routed, case: 
                 f"rows, their experts and a Trip, not {kind_of(three)}")
         trips.append(_trip(three[2], f"{case}, rank {rank}"))
     came = partial(_rows_came, [rows for rows, _, _ in got], tokens, routed)
-    for rank, (rows, experts, _) in enumerate(got):
-        _require_trip(trips[rank], routed, rank, f"{case}, rank {rank}", came)
+    for rank, trip in enumerate(trips):
+        _require_trip(trip, routed, rank, f"{case}, rank {rank}", came)
     for rank, (rows, experts, _) in enumerate(got):
         where = f"{case}, rank {rank}"
         parts = [_part(trip, rank) for trip in trips]

@@ -134,8 +134,8 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (right * len(mine), "this is the sum over the micro-batches. It grows with their number: take the mean"),
         (alone, "the shares are those of the rank's own choices: add up the counts of all ranks first"),
         (alone * len(mine), "the shares are those of the rank's own choices, and the micro-batches are summed"),
-        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in place "
-         "of the sum?"),
+        (right / num_experts, "this is the loss divided by E. Is the factor E missing, or a mean over experts taken in "
+         "place of the sum?"),
         (right * num_experts, "this is E times the loss: is the factor E there twice?"),
         (right * top_k, "the counts are divided by the number of tokens: every token makes "
          f"{top_k} choices, and shares add up to 1"),
@@ -146,10 +146,10 @@ def _slips_of_balance(batches: Sequence[Sequence[tuple[Any, Any]]], rank: int, n
         (loss([c / c.sum() for c in first], means), "only first choices are counted"),
         (loss(means, means), "this multiplies mean probabilities with themselves: one factor is the share of choices"),
         (loss(shares, shares), "this multiplies shares with themselves: one factor is the mean probability"),
-        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the finished "
-         "loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
-        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and leave "
-         "each rank its own loss"),
+        (loss(shares, masses), "this is the mean of all ranks' losses, as it is where the probabilities or the "
+         "finished loss are averaged over ranks. Each rank's own are enough: its gradients are averaged later"),
+        (loss(shares, masses) * len(batches), "this is the sum of all ranks' losses. Add up the counts alone, and "
+         "leave each rank its own loss"),
         (loss([np.sum(counts, 0) / np.sum(counts)] * len(mine), means), "the shares are those of all micro-batches "
          "together. Those that come later are not known yet: take each by itself"),
         (loss(so_far, means), "the shares are those of this micro-batch and all before it. Here each micro-batch is "
@@ -170,6 +170,8 @@ def chosen(got: Any, probabilities: Any, bias: Any, top_k: int, case: str) -> fl
     for name, one in zip(("choices", "gates"), got):
         require(tuple(getattr(one, "shape", ())) == want.shape, f"{case}: the {name} have the shape "
                 f"{tuple(getattr(one, 'shape', ()))}, but it should be {want.shape}")
+    refuse("float" in str(got[0].dtype) and "int" in str(got[1].dtype), f"{case}: gates come first here: return the "
+           "choices, and then the gates")
     given, gates = dense(got[0]).astype(int), dense(got[1])
     require(np.array_equal(np.sort(given), want), f"{case}: wrong experts are chosen: " + likeliest(
         (np.array_equal(np.sort(given), np.sort(np.argsort(-p)[:, :top_k])), "the bias changes nothing here"),
@@ -190,6 +192,8 @@ def bias_moved(got: Any, bias: Any, counts: Any, rate: float, case: str) -> floa
     """`got` must be the bias (E,), up by `rate` below the mean of the counts and down above it."""
     b, c = dense(bias), dense(counts)
     error = c.mean() - c
+    require(hasattr(got, "shape"), f"{case}: return the bias as a tensor, with a number for each expert, not "
+            f"{'nothing' if got is None else f'a {type(got).__name__}'}")
     found = held(0, "the bias", got, b.shape)
     same(f"{case}: the bias", found, b + rate * np.sign(error), np.ones(1), partial(told, found, [
         (b - rate * np.sign(error), "the sign is wrong: an expert with too many choices has to become less likely"),
@@ -255,10 +259,12 @@ def _slips_of_expert(parts: Sequence[np.ndarray], rank: int, mesh: Mesh) -> Slip
            "the ranks of efsdp") for share in (1, ep, n)),
         (own / copies, "it is the mean over the copies, and not divided by the number of ranks that sent them tokens. "
          f"Of each of these {ep} ranks the loss is a mean, and their losses are added up in it: divide by ep as well"),
-        (own, "it is the sum over the copies, and is not divided. Every rank's loss is a mean over its tokens"),
+        (own, "it is the sum over the copies, and is not divided. Every rank's loss is a mean over its tokens: divide "
+         "in place, as g /= n does. g = g / n makes another tensor"),
         (own / copies / n, "it is divided by the number of copies once too often"),
         (own / ep, "it is divided by ep, but only added up over the copies: take their mean"),
-        (parts[rank], "it is still the rank's own"),
+        (parts[rank], "it is still the rank's own. The copies of the expert have gradients from other tokens: add "
+         "these up over efsdp, in place, and divide by the number of all ranks"),
         (parts[rank] / n, "it is divided, but the copies of the expert have gradients from other tokens: add these up "
          "over efsdp"),
         (parts[rank] / ep, "it is divided by ep, but the copies of the expert have gradients from other tokens: "

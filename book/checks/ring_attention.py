@@ -259,7 +259,7 @@ def _why_not_travelled(cut: Cut, ups: Sequence[np.ndarray], rank: int, name: str
     thing = {"k": "keys", "v": "values"}[name]
     slips = [
         (_due(parts, name, after), f"this is the gradient of rank {after}'s {thing}, whole but not at home: after N - "
-         "1 hops it lies one rank before its own. One more hop takes it there"),
+         "1 hops with all parts it lies one rank before its own. One more hop takes it there"),
         (_due(parts, name, before), f"this is the gradient of rank {before}'s {thing}: it has made one hop too many"),
         (each[rank], "only the rank's own queries are in it: other ranks' queries see these keys, and their parts have "
          "to come home"),
@@ -279,11 +279,13 @@ def ring_traffic(trace: Trace, key_bytes: int, way: str) -> int:
     most = {"forward": 2 * (n - 1), "backward": 4 * n - 2}[way]
     reason = {"forward": "N - 1 hops bring all blocks to all ranks: one hop more takes keys and values home, where "
                          "they are already",
-              "backward": "keys and values make N - 1 hops. Only their gradients make one more, to get home"}[way]
+              "backward": "Keys and values make N - 1 hops. Only their gradients make one more, to get home. They make "
+              "none before the rank's own part is in them"}[way]
     point_to_point(trace)
     for rank, sent in enumerate(trace.message_bytes()):
-        require(sent <= most * key_bytes, f"the result is right, but {way} rank {rank} sends {short(sent / key_bytes)} "
-                f"blocks (keys, values or gradients of one rank), and {most} are enough. {reason}")
+        require(sent <= most * key_bytes, f"the result is right, but in the {way} pass rank {rank} sends "
+                f"{short(sent / key_bytes)} blocks (keys, values or gradients of one rank), and {most} are enough. "
+                f"{reason}")
     return round(trace.message_bytes()[0])
 
 

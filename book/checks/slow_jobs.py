@@ -21,7 +21,9 @@ def lost_seconds(got: Any, arrivals: Arrivals, case: str) -> list[float]:
     num_ranks = len(arrivals[0])
     require(isinstance(got, (list, tuple)), f"{case}: return a list of seconds, one for each rank, not "
             f"{type(got).__name__}")
-    require(len(got) == num_ranks, f"{case}: there are {num_ranks} ranks, and you return {len(got)} numbers")
+    require(len(got) == num_ranks, f"{case}: there are {num_ranks} ranks, and you return {len(got)} numbers"
+            + (". So many collectives there are: arrivals[c] is a collective, and has a moment for each rank"
+               if len(got) == len(arrivals) else ""))
     found = [float(value) for value in got]
     formula = Formula(_lost(arrivals, lambda row: row[-1] - row[-2]), [
         (_lost(arrivals, lambda row: row[-1] - row[0]),
@@ -30,6 +32,7 @@ def lost_seconds(got: Any, arrivals: Arrivals, case: str) -> list[float]:
         (_lost(arrivals, lambda row: row[-1] - sum(row) / len(row)),
          "you take how far the last rank is behind the mean. What all would gain is its distance from the last but "
          "one"),
+        (_lost(arrivals, lambda row: row[-1] - row[-2], last=-2), "you charge the last but one. All wait for the last"),
         (_lost(arrivals, lambda row: 1.0), "these are numbers of times. A rank that is last by a hair each time costs "
          "nothing: add up seconds"),
         (_waits(arrivals), "this is how long each rank itself *waits*. Who waits longest is a victim: the late rank "
@@ -85,8 +88,8 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | N
            f"{FOCUS:.0%} of what is lost, it has to be named")
     where = f"{case}: you name rank {got}"
     refuse(want is None and not much and sum(lost) > SHARE * wall_s, f"{where}, which costs {lost[got] / wall_s:.1%} "
-           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to be "
-           f"over {SHARE:.0%}")
+           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to "
+           f"be over {SHARE:.0%}")
     refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
            f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search")
     refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks. "
@@ -131,6 +134,8 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
     return Formula(length(moving) - both, [
         (length(moving), "this is all the time of messages. What runs beside computing costs nothing: leave it out"),
         (both, "this is the time that is hidden: messages beside computing. Asked is the rest"),
+        (_exposed(_cut_off(computing), _cut_off(messages)), "where one span lies within another, the shorter one's end "
+         "is taken: two that overlap end when the later one of them ends"),
         (sums - both, "two messages overlap, and their common time counts twice: join them first"),
         (length(moving) - pairs, "two spans of computing overlap, and you take their common time off twice: join them "
          "first"),
@@ -140,6 +145,19 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
          "are under way"),
         (length(covered) - both, "this is the time of computing without messages: the other way round"),
     ])
+
+
+def _exposed(covered: np.ndarray, moving: np.ndarray) -> float:
+    return length(moving) - length(common(moving, covered))
+
+
+def _cut_off(spans: Iterable[Span]) -> np.ndarray:
+    """Spans joined as if the one that begins later also ended later."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        overlaps = joined and start <= joined[-1][1]
+        joined[-1:] = [(joined[-1][0], end)] if overlaps else [*joined[-1:], (start, end)]
+    return np.array(joined)
 
 
 def _union(spans: Iterable[Span]) -> np.ndarray:
@@ -157,6 +175,7 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
         (want * sizes["num_gpus"], "this is as if one GPU had done it all: divide by the peak of all GPUs together"),
         (per_gpu * weights, "attention's products are missing: each token meets every token of its sequence in each "
          "layer"),
+        (per_gpu * (weights + attention / sizes["num_layers"]), "attention is counted for one layer: every one has it"),
         (per_gpu * (weights + attention) / 3, "this is forward alone. Backward costs twice as much: 2 FLOPs become 6 "
          "for each parameter, and 4 become 12 in attention"),
         (2 / 3 * want, "forward and backward together are three times forward: backward alone is twice"),
@@ -228,10 +247,14 @@ def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str)
     late = all(at.get(("loaded", batch), len(at)) < at["train", batch - 1] for batch in range(1, num_batches))
     refuse(late, f"{case}: the caller gets each batch only when the next one has been loaded, so the two add up. Start "
            "the load in another thread, and yield while it runs")
+    most = sum(at["load", batch] < at["trained", 0] for batch in range(1, num_batches))
+    beside = ("A queue with one place holds one, and the thread that waits for a place holds another." if most == 2 else
+              f"While the first batch is in use, {most} more are loaded or begun.")
     for batch in range(2, num_batches):
         require(at["load", batch] > at["trained", batch - 2],
                 f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
-                "the caller has not asked for. A list holds them all. With a queue, the thread holds one beside it")
+                f"the caller has not asked for. {beside} Begin a load only when the caller takes the batch before it, "
+                "as a thread for each load does")
     return len(events)
 
 

@@ -170,7 +170,7 @@ def _release_cell(cell: NotebookNode, where: str, nbgrader: bool) -> None:
     cell.source = source
     tags = [tag for tag in cell.metadata.get("tags", []) if tag not in (FOLDED, UNCOMPARED)]
     if kind == "check":
-        cell.execution_count = 1  # nbval compares the outputs of cells that were run
+        cell.execution_count = 0  # it looks as if never run; nbval compares it, which it does not for None
     else:
         cell.outputs, cell.execution_count = [], None
         tags.append(UNCOMPARED)
