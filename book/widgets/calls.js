@@ -62,7 +62,9 @@ function stage({ run, data, field }, W) {
   });
   const row = make("div.lk-key lk-small", field);
   const there = new Set(run.ranks.flatMap(blocks => blocks.map(block => block.key)));
-  for (const [k, [name, c]] of KINDS.entries()) if (there.has(k)) key(row, run.called && k !== EXCHANGE ? OWN : name, `var(${c})`);
+  for (const [k, [name, c]] of KINDS.entries()) {
+    if (there.has(k)) key(row, run.called && k !== EXCHANGE ? OWN : name, `var(${c})`);
+  }
   key(row, "waits for others", "var(--kidle)");
   return t => ui.set(t);
 }
