@@ -508,10 +508,10 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert f"at {per_byte[0]:,.0f} FLOPs a byte against {card:,.0f} over the card" in says
     assert f"they take {100 * inside / per_byte[0]:.0f} % of the time" in says
     assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says
-    assert f"it would be {per_byte[2]:,.0f} against {inside:,.0f}" in says
+    assert f"they would have {per_byte[2]:,.0f}, where {inside:,.0f} are enough" in says
     crossing = 1.5 * 2048 * 8 / 7
     assert 2.5 < card / crossing < 3.5, "three times as long"
-    assert f"{crossing:,.0f} FLOPs for a byte over the card, against {card:,.0f}" in says
+    assert f"{crossing:,.0f} FLOPs for a byte, but these bytes go over the card, where {card:,.0f} are needed" in says
     assert f"{model.num_parameters / model.num_active_parameters:.1f} times as many for Mixtral" in says
     layer = found.ep_bytes / 8 / 32
     assert f"are {layer / 1e6:.0f} MB in each layer, {32 * layer / 1e9:.0f} GB in 32 layers" in says

@@ -22,6 +22,15 @@ Block: TypeAlias = "tuple[int, int, tuple[int, int] | None]"  # ranks: of the ke
 
 # Block by block
 
+def is_state(got: Any) -> Sequence[Any]:
+    """`got` must be a state, (maximum, total, output), and is returned."""
+    given = "nothing (None)" if got is None else f"{len(got)} values" if isinstance(got, (tuple, list)) else (
+        f"a {type(got).__name__}")
+    require(isinstance(got, (tuple, list)) and len(got) == 3, f"add_block returns {given}: return the state with the "
+            "block in it, (maximum, total, output)")
+    return got
+
+
 def blockwise(got: Any, scores: Any, values: Any, blocks: Sequence[Sequence[int]], case: str) -> float:
     """`got`, (outputs, log-sum-exp), must be those of all `scores` (..., T, S), however the keys came in `blocks`.
 
