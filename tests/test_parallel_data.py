@@ -27,7 +27,7 @@ from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, Windows, load_text
 from book.parallel.compressed import TopK
 from book.parallel.data import BucketedDDP, broadcast_state
-from book.parallel.rarely import Rarely
+from book.parallel.rarely import Rarely, Streaming, _cut
 from book.record import follow_backward
 from book.record.buckets import OwnBuckets
 from tests.by_value import sent_by_value
@@ -492,14 +492,15 @@ def test_the_story_is_learned_in_a_hundred_steps() -> None:
 
 # ranks that agree rarely
 
-def apart(every, lr, momentum, inner, num_steps):
+def apart(every, lr, momentum, inner, num_steps, num_parts=1):
     """Train this rank's share of the batches; its weights in the end, and those that all agreed on last."""
     device = rank_device()
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # other weights on each rank: the first ones have to be rank 0's
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double().to(device)
-    rarely, optimizer = Rarely(module, every, lr, momentum), inner(module.parameters())
+    rarely = Streaming(module, every, num_parts, lr, momentum) if num_parts > 1 else Rarely(module, every, lr, momentum)
+    optimizer = inner(module.parameters())
     for step in range(num_steps):
         x, y = (t.double().to(device) for t in batch(4 * world_size, seed=step))
         optimizer.zero_grad()
@@ -509,8 +510,8 @@ def apart(every, lr, momentum, inner, num_steps):
     return [p.detach().cpu() for p in module.parameters()], [was.cpu() for was in rarely.agreed]
 
 
-def one_process(world_size, every, lr, momentum, inner, num_steps):
-    """The same as one process, which plays all ranks: the definition of DiLoCo, written out."""
+def one_process(world_size, every, lr, momentum, inner, num_steps, parts=(1, 1, 1, 1)):
+    """The same as one process, which plays all ranks: the definition of DiLoCo, written out, and of its parts."""
     torch.manual_seed(0)
     agreed = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     workers = [copy.deepcopy(agreed) for _ in range(world_size)]
@@ -522,8 +523,8 @@ def one_process(world_size, every, lr, momentum, inner, num_steps):
             optimizer.zero_grad()
             F.mse_loss(worker(x[rank::world_size]), y[rank::world_size]).backward()
             optimizer.step()
-        if (step + 1) % every == 0:
-            for k, was in enumerate(agreed.parameters()):
+        for k, was in enumerate(agreed.parameters()):
+            if (step + 1 - parts[k] * every // max(parts)) % every == 0:
                 travelled = torch.stack([was - [*worker.parameters()][k] for worker in workers]).mean(0).detach()
                 speed[k] = momentum * speed[k] + travelled
                 was.data -= lr * (travelled + momentum * speed[k])
@@ -548,6 +549,30 @@ def test_ranks_that_agree_rarely_do_what_the_definition_says(world_size, every, 
     sums = [event.num_bytes for event in run.trace.of_rank(0)
             if (event.kind, event.op) == ("collective", "all_reduce")]
     assert sums == [num_bytes] * (7 // every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size, every, num_parts, parts", [(2, 4, 2, (1, 2, 2, 2)), (3, 5, 3, (1, 2, 3, 3)),
+                                                                 (3, 1, 2, (1, 2, 2, 2))])
+def test_ranks_that_agree_on_parts_in_turn_do_what_the_definition_says(world_size, every, num_parts, parts):
+    """48, 8, 16 and 2 numbers: a part of them at a time, and in all as many bytes."""
+    run = launch(apart, world_size, every, 0.7, 0.6, ADAMW, 10, num_parts, record=True)
+    expected, agreed = one_process(world_size, every, 0.7, 0.6, ADAMW, 10, parts)
+    for rank, (weights, mine) in enumerate(run):
+        for got, want in zip([*weights, *mine], [*expected[rank], *agreed]):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    sums = [event.num_bytes for event in run.trace.of_rank(0)
+            if (event.kind, event.op) == ("collective", "all_reduce")]
+    of_part = [8 * sum(p.numel() for p, part in zip(agreed, parts) if part == one) for one in range(1, num_parts + 1)]
+    due = [part for step in range(1, 11) for part in range(num_parts)
+           if (step - (part + 1) * every // num_parts) % every == 0]
+    assert sums == [of_part[part] for part in due] and sum(of_part) == 8 * 74
+
+
+@pytest.mark.parametrize("num_parts", [0, 4, 9])
+def test_more_parts_than_can_be_cut_are_refused(num_parts):
+    with pytest.raises(ValueError, match=f"can't be cut into {num_parts} parts"):
+        _cut([*nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2)).parameters()], num_parts)
 
 
 @pytest.mark.slow

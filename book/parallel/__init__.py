@@ -15,7 +15,8 @@
     experts         expert parallelism: routing, dispatch and combine by all-to-all, MoE and ExpertParallel
     axes            FiveAxes: Hybrid with sequences cut over cp, and experts folded over dp and cp
     asynchronous    asynchronous tensor parallelism: a gather or reduce-scatter in hops, each beside a part of a product
-    rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo
+    rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo; Streaming: on
+                    one part of the weights after another
     compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
     quorum          one replica of a training that goes on when another dies, with torchft
     replicas        Replicas: such replicas as processes, started, killed and heard one by one; the run replayed by one
