@@ -16,7 +16,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import notebooks, overlap, ring
+from benchmarks.gpu import hanging, notebooks, overlap, ring, sharding, speed, traces
 from benchmarks.gpu.bounded import Ended, end_all, run_bounded
 from benchmarks.gpu.machine import Gpu, Machine
 from benchmarks.gpu.part import measured
@@ -122,17 +122,25 @@ def test_the_command_rehearses_a_part_and_writes_its_report(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "rows"), [("ring", [3]), ("overlap", [6, 2]), ("recording", [2, 4, 1])])
+@pytest.mark.parametrize(("part", "rows"), [("ring", [3]), ("overlap", [6, 2]), ("recording", [2, 4, 1]),
+                                            ("speed", [1]), ("traces", [2]), ("sharding", [3]), ("hanging", [3])])
 def test_every_part_measures_what_it_lists(part: str, rows: list[int]) -> None:
     found = measured(part, num_gpus=0, limit_s=200)
     assert not found.left_out and [len(table.rows) for table in found.tables] == rows
     assert all(len(row) == len(table.columns) for table in found.tables for row in table.rows)
 
 
-@pytest.mark.parametrize("part", [overlap, ring])
+@pytest.mark.parametrize("part", [hanging, overlap, ring, sharding, traces])
 def test_a_part_that_needs_more_gpus_says_so(part: ModuleType) -> None:
     found = part.measure(num_gpus=1)
     assert not found.tables and "it needs 2" in found.left_out[0]
+
+
+@pytest.mark.parametrize(("name", "tera"), [
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GeForce RTX 4090", 165.2),
+    ("NVIDIA L40S", 362.05), ("NVIDIA L40", None), ("NVIDIA GH200 480GB", None), ("", None)])
+def test_the_peak_of_a_gpu_is_found_by_what_its_driver_calls_it(name: str, tera: float | None) -> None:
+    assert speed.peak_flops_per_s(name) == (tera and tera * 1e12)
 
 
 @pytest.mark.slow
@@ -185,7 +193,7 @@ def test_the_report_fails_with_a_notebook_and_quotes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "chosen", "parts"), [
     (["--only", "labs/03", "ring"], ["labs/03_ring_all_reduce.ipynb"], ["ring"]),
-    (["--measure"], [], ["launching", "ring", "overlap", "recording"]),
+    (["--measure"], [], ["launching", "ring", "speed", "overlap", "traces", "sharding", "recording", "hanging"]),
     (["--notebooks", "--only", "chapters/0", "labs/07"], 10, []),
 ])
 def test_options_choose_what_runs(arguments: list[str], chosen: list[str] | int, parts: list[str]) -> None:

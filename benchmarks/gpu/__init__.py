@@ -4,8 +4,12 @@
     notebooks    every chapter and every lab's solutions through nbval, each with a time limit
     launching    starting ranks on NCCL against gloo
     ring         the chapter's ring, written by hand, against NCCL's all_reduce
+    speed        MFU of the book's GPT on one GPU: the labs' size, and a billion parameters
     overlap      how much of DDP's communication is hidden, by the clock and by the recorder
+    traces       the same as PyTorch's profiler sees it, and its files
+    sharding     FSDP2's gathers: ahead of a block, and only when it is reached
     recording    what the recorder costs on streams, and whether its times agree with NCCL and CUDA events
+    hanging      a rank that sleeps through a collective: NCCL's timeout, the dumps, and what they tell
 
 `python -m benchmarks.gpu` runs them all and writes _build/gpu/report.md and report.json; `--notebooks`, `--measure`
 and `--only labs/03 ring` choose; `--rehearse` runs everything on gloo and the CPU. Other modules: `part` (one part in

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.bounded import Ended, run_bounded
 from benchmarks.report import Findings, Table
 
-PARTS = ("launching", "ring", "overlap", "recording")
+PARTS = ("launching", "ring", "speed", "overlap", "traces", "sharding", "recording", "hanging")
 
 
 class PartFailed(Exception):
