@@ -174,10 +174,14 @@ def test_many_ranks_are_simulated_in_processes_of_their_own() -> None:
 
 
 def test_searches_are_counted_in_layouts() -> None:
-    found = planning.measure(cluster_sizes=(8, 64), num_rounds=1)
+    questions = ["plan llama3-8b --gpus 8", "plan llama3-70b --gpus 16"]
+    found = planning.measure(cluster_sizes=(8, 64), num_rounds=1, questions=questions)
     counts = [(name, f"{num_gpus}", f"{len(planning.time_once(num_gpus, name)[1]):,}")
               for name in planning.SEARCHED for num_gpus in (8, 64)]
-    assert [row[:3] for row in found.tables[0].rows] == counts and not found.claims
+    assert [row[:3] for row in found.tables[0].rows] == counts
+    assert [claim.promise for claim in found.claims] == ["each of 2 questions is answered in under 0.5 s"]
+    fits, not_enough = (row[1] for row in found.tables[1].rows)
+    assert re.fullmatch(r"MFU \d\d%", fits) and not_enough.startswith("does not fit; enough: 24 H100")
 
 
 @pytest.fixture
