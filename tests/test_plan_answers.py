@@ -174,6 +174,22 @@ def test_a_micro_batch_that_fits_is_one_that_fits() -> None:
     assert own.fits and own.micro_batches[""] == 1
 
 
+@pytest.mark.parametrize("model, gpus", [("llama3-8b", 128), ("llama3-70b", 64), ("llama3-70b", 24),
+                                         ("llama3.2-1b", 1)])
+def test_an_answer_says_what_data_parallelism_alone_would_take(model: str, gpus: int) -> None:
+    found = plan(model, gpus, "h200")
+    layouts, step_s = found.search.layouts, found.search.estimates.array("step_s")
+    alone = [int(place) for place in found.search.ranked if layouts[int(place)].num_gpus == layouts[int(place)].dp]
+    said = [line for line in str(found).splitlines() if line.startswith("dp alone")]
+    if not alone:
+        assert found.dp_alone is None and not said
+        return
+    layout, more = found.dp_alone
+    assert layout == layouts[min(alone, key=lambda place: step_s[place])] and more >= 0
+    told_already = layout in (found.layout, *(other for other, _ in found.next_best))
+    assert said == ([] if told_already else [f"dp alone {more:+.1%}: {layout}"])
+
+
 def test_a_shell_tells_of_a_measured_step_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["plan", "Llama-3.1-70B", "--gpus", "64", "--measured"]
     step = "pp=4,dp=2,tp=8,zero=1,sp=1"

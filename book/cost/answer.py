@@ -108,6 +108,16 @@ class Plan:
                 break
         return tuple(found.values())[1:]
 
+    @property
+    def dp_alone(self) -> tuple[Layout, float] | None:
+        """The fastest layout that fits and cuts only the batch and the state, and by which share it is slower."""
+        found = self.search
+        cut = np.any([found.layouts.array(name)[found.ranked] > 1 for name in ("pp", "tp", "cp", "ep")], axis=0)
+        if cut.all():
+            return None
+        position = int(found.ranked[int(cut.argmin())])
+        return found.layouts[position], float(found.estimates.array("step_s")[position] / self.cost.step_s - 1)
+
     def __str__(self) -> str:
         """The answer, one line per figure."""
         return "\n".join(_lines(self))
@@ -357,6 +367,9 @@ def _lines(found: Plan) -> Iterator[str]:
                + (f", {found.dollars:,.0f} dollars" if found.price else ""))
     for layout, more in found.next_best:
         yield f"else     {more:+.1%}: {layout}"
+    if found.dp_alone and found.dp_alone[0] not in (found.layout, *(layout for layout, _ in found.next_best)):
+        layout, more = found.dp_alone
+        yield f"dp alone {more:+.1%}: {layout}"
     slower = found.halved.estimates[found.halved.best].step_s / cost.step_s - 1
     other = found.halved.layouts[found.halved.best]
     yield f"half the network {slower:+.1%}" + ("" if other == found.layout else f", then best: {other}")
