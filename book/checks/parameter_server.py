@@ -89,12 +89,13 @@ def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: 
             "have come: make one step per round, along the mean of all gradients, not one for each push")
 
 
-def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int) -> float:
-    """One step along the mean of a round's gradients, (W, n) by worker.
+def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int,
+               weights: Sequence[float] | None = None) -> float:
+    """One step along the mean of a round's gradients, (W, n) by worker, or with other weights that add up to 1.
 
     Returns the sum of the absolute values of the parameters after it.
     """
-    shares = np.full(len(gradients), 1 / len(gradients))
+    shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
     moved = flat(before) - flat(after)
     refuse(len(moved) > 1 and moved.any() and np.ptp(moved) <= 1e-9 * np.abs(moved).max(), f"round {number}: the step "
            "is the same for all elements of the parameter: take the mean over the workers for each element, not the "
