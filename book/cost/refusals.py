@@ -77,7 +77,7 @@ def _enough(question: Question) -> Iterator[str]:
     fewer = next((count for count in reversed(_counts(node)) if count < question.gpus and _works(question, count)), 0)
     if more:
         nodes = f" ({more // node} nodes)" if more > node and not more % node else ""
-        yield f"enough   {more:,} {name}{nodes}" + (f"; {fewer:,} are, too" if fewer else " are the fewest that work")
+        yield f"enough   {more:,} {name}{nodes}" + (f"; {fewer:,} also work" if fewer else " are the fewest that work")
     elif fewer:
         yield f"enough   {fewer:,} {name}; none that are more"
     else:
