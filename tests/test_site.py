@@ -131,6 +131,13 @@ def test_is_no_larger_than_it_has_to_be(site: Site) -> None:
     assert sum(path.stat().st_size for path in files) < 15e6
 
 
+def test_plots_of_notebooks_to_download_are_there_once(site: Site) -> None:
+    found = [output["data"] for path in site.folder.glob("_sources/chapters/*.ipynb")
+             for cell in json.loads(path.read_text("utf-8"))["cells"] for output in cell.get("outputs", ())
+             if "image/png" in output.get("data", {})]
+    assert len(found) > 50 and not [data for data in found if "image/svg+xml" in data]
+
+
 def test_loads_nothing_from_elsewhere(site: Site) -> None:
     """Links may lead anywhere; scripts, styles, fonts and pictures come with the site."""
     loads = re.compile(r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=["'](?:https?:)?//|"""

@@ -245,7 +245,8 @@ def tags(cell: Any) -> list[str]:
 def publish_sources(app: Sphinx, error: Exception | None) -> None:
     """Replace the notebooks for download, which Sphinx copies from the repository, with those that the pages show.
 
-    All are written without indentation, which is 0.2 MB, and their plots with fewer colors, which is 1 MB.
+    All are written without indentation, which is 0.2 MB, and their plots with fewer colors, which is 1 MB, and as PNG
+    alone, which is 0.6 MB: JupyterLab shows no SVG of a notebook that it does not trust.
     """
     for path in Path(app.outdir, "_sources").glob("*/*.ipynb"):
         text = path.read_text("utf-8")
@@ -253,6 +254,7 @@ def publish_sources(app: Sphinx, error: Exception | None) -> None:
             text = published(text, None if app.config.lab_solutions else stubs(app, LABS + path.stem))
         notebook = json.loads(text)
         for plot in plots_in(notebook):
+            plot.pop("image/svg+xml", None)
             plot["image/png"] = b64encode(with_fewer_colors(b64decode("".join(plot["image/png"])))).decode()
         path.write_text(json.dumps(notebook, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
