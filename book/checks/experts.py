@@ -192,8 +192,8 @@ def bias_moved(got: Any, bias: Any, counts: Any, rate: float, case: str) -> floa
     """`got` must be the bias (E,), up by `rate` below the mean of the counts and down above it."""
     b, c = dense(bias), dense(counts)
     error = c.mean() - c
-    require(hasattr(got, "shape"), f"{case}: return the bias as a tensor, with a number for each expert, not "
-            f"{'nothing' if got is None else f'a {type(got).__name__}'}")
+    require(hasattr(got, "shape"), f"{case}: return the bias as a tensor, with a number for each expert. You "
+            f"return {'nothing' if got is None else f'a {type(got).__name__}'}")
     found = held(0, "the bias", got, b.shape)
     same(f"{case}: the bias", found, b + rate * np.sign(error), np.ones(1), partial(told, found, [
         (b - rate * np.sign(error), "the sign is wrong: an expert with too many choices has to become less likely"),
