@@ -21,7 +21,7 @@ without circles.
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
         faults        how often to save, and runs in which nodes fail: where their time goes
         waiting       ranks that wait for one another: what each does, why, and the message that says so
-        look          files that a job leaves, Flight Recorder dumps and profiler traces, and what they say
+        look          files that a job leaves: Flight Recorder dumps, profiler traces, memory snapshots; what they say
     L2  tap           every call of a process to torch.distributed, seen once and noted in one log
         audit         what ranks note of a run beside its result, and what that says is wrong although the run ended
         simulate      schedule + link -> trace, without starting a process

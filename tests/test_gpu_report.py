@@ -16,7 +16,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import hanging, notebooks, overlap, ring, sharding, speed, traces
+from benchmarks.gpu import hanging, memory, notebooks, overlap, ring, sharding, speed, traces
 from benchmarks.gpu.bounded import Ended, end_all, run_bounded
 from benchmarks.gpu.machine import Gpu, Machine
 from benchmarks.gpu.part import measured
@@ -136,6 +136,11 @@ def test_a_part_that_needs_more_gpus_says_so(part: ModuleType) -> None:
     assert not found.tables and "it needs 2" in found.left_out[0]
 
 
+def test_memory_has_no_rehearsal_and_says_so() -> None:
+    found = memory.measure(2, **memory.REHEARSAL)
+    assert not found.tables and "it needs a GPU" in found.left_out[0]
+
+
 @pytest.mark.parametrize(("name", "tera"), [
     ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GeForce RTX 4090", 165.2),
     ("NVIDIA L40S", 362.05), ("NVIDIA L40", None), ("NVIDIA GH200 480GB", None), ("", None)])
@@ -193,7 +198,8 @@ def test_the_report_fails_with_a_notebook_and_quotes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "chosen", "parts"), [
     (["--only", "labs/03", "ring"], ["labs/03_ring_all_reduce.ipynb"], ["ring"]),
-    (["--measure"], [], ["launching", "ring", "speed", "overlap", "traces", "sharding", "recording", "hanging"]),
+    (["--measure"], [], ["launching", "ring", "speed", "overlap", "traces", "sharding", "memory", "recording",
+                         "hanging"]),
     (["--notebooks", "--only", "chapters/0", "labs/07"], 10, []),
 ])
 def test_options_choose_what_runs(arguments: list[str], chosen: list[str] | int, parts: list[str]) -> None:

@@ -8,6 +8,7 @@
     overlap      how much of DDP's communication is hidden, by the clock and by the recorder
     traces       the same as PyTorch's profiler sees it, and its files
     sharding     FSDP2's gathers: ahead of a block, and only when it is reached
+    memory       what holds a GPU's memory at the peak of a step, from a snapshot of the allocator
     recording    what the recorder costs on streams, and whether its times agree with NCCL and CUDA events
     hanging      a rank that sleeps through a collective: NCCL's timeout, the dumps, and what they tell
 

@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks.gpu.bounded import Ended, run_bounded
 from benchmarks.report import Findings, Table
 
-PARTS = ("launching", "ring", "speed", "overlap", "traces", "sharding", "recording", "hanging")
+PARTS = ("launching", "ring", "speed", "overlap", "traces", "sharding", "memory", "recording",
+         "hanging")
 
 
 class PartFailed(Exception):

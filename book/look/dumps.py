@@ -74,8 +74,8 @@ def ranks_of(paths: Sequence[Path]) -> dict[Path, int]:
                     "rank, such as dump_0")
 
 
-def plain(path: Path) -> dict[str, Any]:
-    """What a file holds, if that may be a dump; raises DumpError, which names the file."""
+def loaded(path: Path) -> dict[str, Any]:
+    """The numbers, text and containers that a pickle or JSON holds; raises DumpError, which names the file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -85,9 +85,17 @@ def plain(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(data) if data.lstrip()[:1] == b"{" else _Plain(io.BytesIO(data)).load()
     except Exception:  # a pickle may fail in any way
-        raise DumpError(f"{path} is neither a Flight Recorder dump nor a profiler trace, or its end is "
-                        "missing") from None
-    if not isinstance(found, dict) or not {"entries", "pg_status", "calls"} & found.keys():
+        found = None
+    if not isinstance(found, dict):
+        raise DumpError(f"{path} is neither a Flight Recorder dump, a profiler trace nor a memory snapshot, or its end "
+                        "is missing")
+    return found
+
+
+def plain(path: Path) -> dict[str, Any]:
+    """What a file holds, if that may be a dump; raises DumpError, which names the file."""
+    found = loaded(path)
+    if not {"entries", "pg_status", "calls"} & found.keys():
         raise DumpError(f"{path} is no Flight Recorder dump: it has no entries")
     return found
 

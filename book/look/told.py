@@ -10,12 +10,14 @@ from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import FlightDump, guilty, sentences
 from book.look.profiles import Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
 from book.look.runs import FAILED, HUNG, JobRun
+from book.look.gpu_memory import NO_FRAMES, Part, GpuMemory
 from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
 from book.waiting.hang import Group
-from book.words import counted, in_seconds, named
+from book.words import counted, in_bytes, in_seconds, named
 
 MOST_NAMES = 3
 MOST_RANKS = 8  # whose shares are told one by one
+MOST_LINES = 8  # of a program that hold memory
 
 
 def dumps_told(flights: Sequence[FlightDump]) -> Iterator[str]:
@@ -33,6 +35,38 @@ def dumps_told(flights: Sequence[FlightDump]) -> Iterator[str]:
     else:
         yield f"the others wait for {named(blamed)}" if blamed else "no single rank is to blame"
     yield from (f"  {sentence}" for sentence in said)
+
+
+def snapshot_told(name: str, snapshot: GpuMemory) -> Iterator[str]:
+    """What holds a GPU's memory, by part of the model and by line, at the moment when most was held."""
+    yield (f"{name}, GPU {snapshot.device}: the allocator has {in_bytes(snapshot.reserved)}, of which tensors hold "
+           f"{in_bytes(snapshot.held)}; the largest free piece has {in_bytes(snapshot.largest_free)}")
+    if snapshot.asked:
+        yield (f"  out of memory: {in_bytes(snapshot.asked)} were asked for, {in_bytes(snapshot.left)} were left on "
+               "the GPU" + ("; more than that is free, but in pieces" if _in_pieces(snapshot) else ""))
+    if not snapshot.has_history:
+        yield ("  nothing says who holds it: call torch.cuda.memory._record_memory_history() before the model is "
+               "built")
+        return
+    yield (f"  at most {in_bytes(snapshot.peak)} were held, by "
+           + ", ".join(f"{part} {in_bytes(num_bytes)}" for part, num_bytes in _by_part(snapshot.parts)))
+    for part in [part for part in snapshot.parts if part.place][:MOST_LINES]:
+        yield f"    {part.place}: {in_bytes(part.num_bytes)} in {counted(part.count, 'tensor')}, {part.name}"
+    if any(part.name == NO_FRAMES for part in snapshot.parts):
+        yield ("  what has no Python frames was allocated by backward's own thread, as gradients are, or before the "
+               "history began")
+
+
+def _in_pieces(snapshot: GpuMemory) -> bool:
+    """Whether enough is free of what the allocator has, and no piece is long enough."""
+    return snapshot.largest_free < snapshot.asked <= snapshot.reserved - snapshot.held
+
+
+def _by_part(parts: Sequence[Part]) -> list[tuple[str, int]]:
+    found: Counter[str] = Counter()
+    for part in parts:
+        found[part.name] += part.num_bytes
+    return found.most_common()
 
 
 def profiles_told(profiles: Sequence[Profile]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""L3: what a job's files say, whatever they are: dumps, profiler traces, this book's runs, traces and recordings."""
+"""L3: what a job's files say: dumps, profiler traces, memory snapshots, this book's runs, traces and recordings."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from book.look.arrivals import arrivals
-from book.look.dumps import read_dumps
+from book.look.dumps import DumpError, read_dumps
 from book.look.flights import sentences
 from book.look.profiles import TraceFileError, is_profile, read_profile
 from book.look.recorded import timelines_in
 from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
+from book.look.gpu_memory import is_snapshot, read_snapshot
 from book.look.timelines import Timeline
-from book.look.told import dumps_told, end_told, late_told, profiles_told, timelines_told
+from book.look.told import dumps_told, end_told, late_told, profiles_told, snapshot_told, timelines_told
 from book.report.traces import Moment, timelines_of, timelines_of_dumps, trace_told
 from book.trace import Trace, TraceError
 
@@ -56,7 +57,9 @@ def shown(paths: Sequence[Path]) -> Shown:
     left = [path for path in paths if not is_run(path) and not heads[path].startswith((TRACE, RECORDING))]
     traces = [path for path in left if is_profile(path)]
     _add_profiles(found, traces)
-    _add_dumps(found, [path for path in left if path not in traces])
+    snapshots = [path for path in left if path not in traces and is_snapshot(path)]
+    _add_snapshots(found, snapshots)
+    _add_dumps(found, [path for path in left if path not in traces + snapshots])
     return found
 
 
@@ -113,6 +116,14 @@ def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
         found.lines += profiles_told(profiles)
         aligned = arrivals(profiles)
         found.timelines = timelines_of(aligned) if aligned else ()
+
+
+def _add_snapshots(found: Shown, paths: Sequence[Path]) -> None:
+    for path in paths:
+        try:
+            found.lines += [line for one in read_snapshot(path) for line in snapshot_told(path.name, one)]
+        except DumpError as error:
+            found.problems.append(str(error))
 
 
 def _add_dumps(found: Shown, paths: Sequence[Path]) -> None:
