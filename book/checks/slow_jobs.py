@@ -232,6 +232,56 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
                       "long")
 
 
+def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str, Any], case: str) -> float:
+    """`got` must be how many seconds less a job takes once its fault, as in `diagnosis`, is mended; returns it."""
+    ranks = job["ranks"]
+    arrivals = [list(row) for row in zip(*(one["called"] for one in ranks))]
+    kind, rank, _ = fault
+    name = f"{case}, in which {_WRONG[kind]}: what the remedy saves"
+    if kind == "messages":
+        return _saved_by_hiding(ranks, arrivals).require_right(name, got)
+    lost, waits = _lost(arrivals, lambda row: row[-1] - row[-2]), _waits(arrivals)
+    want = sum(lost) if rank is None else lost[rank]
+    return Formula(want, [
+        (sum(lost) if rank is not None else max(lost), "this is what is lost to all ranks together: mend one, and what "
+         "is lost to the others stays" if rank is not None else "this is what is lost to one rank: the remedy is for "
+         "all of them"),
+        (sum(waits), "these are the seconds of all ranks added up. They wait side by side: the job gets shorter by "
+         "what they wait at the same time"),
+        (max(waits), "this is how long one rank waits, for whomever. Mended, the late rank comes with the one before "
+         "it, no sooner"),
+        (sum(max(row) - min(row) for row in arrivals), "this takes the last rank's distance from the first. Mended, all "
+         "others still wait for the one before the last"),
+        (sum(max(row) - float(np.median(row)) for row in arrivals), "this takes the last rank's distance from the "
+         "median of the ranks. Where another is late too, the job still waits for that one"),
+        (want / len(arrivals), "this is for one step: add up all of them"),
+        (want / job["wall_s"], "this is a share of the job: return seconds"),
+        (job["wall_s"] - want, "this is how long the mended job takes: return what it saves"),
+        (0.0, "nothing, you say. But whoever comes last makes all others wait"),
+    ]).require_right(name, got)
+
+
+_WRONG = {"rank": "one rank is late", "jitter": "ranks are late in turn", "messages": "the messages take long"}
+
+
+def _saved_by_hiding(ranks: Sequence[Mapping[str, Any]], arrivals: Arrivals) -> Formula:
+    spans = [(*ranks[row.index(max(row))]["phases"][step]["backward"], max(row)) for step, row in enumerate(arrivals)]
+    messages = [end - last for _, end, last in spans]
+    hidden = [min(end - last, last - start) for start, end, last in spans]
+    lost = sum(_lost(arrivals, lambda row: row[-1] - row[-2]))
+    return Formula(sum(hidden), [
+        (sum(messages), "this is all the time of the messages. They can hide only behind what is computed: in each "
+         "step no more than the backward takes until the last rank calls"),
+        (sum(last - start for start, _, last in spans), "this is what could hide the messages: where they are shorter, "
+         "no more than they take is saved"),
+        (sum(end - start for start, end, _ in spans), "this is all of backward, and the computing in it stays"),
+        (lost, "this is what is lost to late ranks. Here the messages take long, once all have come"),
+        (sum(min(end - min(row), min(row) - start) for (start, end, _), row in zip(spans, arrivals)),
+         "you count from when the *first* rank calls: the messages begin when the last has"),
+        (sum(hidden) / len(arrivals), "this is the mean over the steps: add them up"),
+    ])
+
+
 def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str) -> int:
     """`events` of a loader and a trainer, ("load" | "loaded" | "train" | "trained", batch), in order: each load must
     begin before the batch before it has been trained on, no earlier than one batch ahead, and in another thread: who
