@@ -250,8 +250,8 @@ def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str,
          "what they wait at the same time"),
         (max(waits), "this is how long one rank waits, for whomever. Mended, the late rank comes with the one before "
          "it, no sooner"),
-        (sum(max(row) - min(row) for row in arrivals), "this takes the last rank's distance from the first. Mended, all "
-         "others still wait for the one before the last"),
+        (sum(max(row) - min(row) for row in arrivals), "this takes the last rank's distance from the first. Mended, "
+         "all others still wait for the one before the last"),
         (sum(max(row) - float(np.median(row)) for row in arrivals), "this takes the last rank's distance from the "
          "median of the ranks. Where another is late too, the job still waits for that one"),
         (want / len(arrivals), "this is for one step: add up all of them"),
