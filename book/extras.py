@@ -4,7 +4,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 
 def require(what: str, *packages: str) -> None:
@@ -13,6 +15,14 @@ def require(what: str, *packages: str) -> None:
     if missing:
         raise ModuleNotFoundError(f"{what} needs {' and '.join(missing)}: pip install 'lockstep-book[run]'",
                                   name=missing[0])
+
+
+def optional(name: str) -> ModuleType | None:
+    """A module that some readers have and nothing needs; None where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`lockstep run`: real jobs of torchrun, unchanged scripts, and what is said of those that hang or fail."""
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from book.job import command, ending, told
+from book.__main__ import main
+from book.cost import MODELS
+from book.job import command, ending, rates, told
 from book.job.judge import Judge
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
 from book.look import runs
-from book.look.timelines import OPTIMIZER, Timeline
+from book.look.timelines import OPTIMIZER, Steps, Timeline
 from book.look.told import timelines_told
 from book.waiting.counts import JOIN
 from book.waiting.doing import Doing, Kind
@@ -259,6 +262,34 @@ if kind == "interrupted":
 dist.destroy_process_group()
 '''
 
+RATES = '''
+import json, statistics, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+groups = {"0, 1, 2": None, "0, 1": dist.new_group([0, 1])}
+net = torch.nn.Linear(4, 1)
+optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in net.parameters()]
+starts_s, waited_s = [], {ranks: [] for ranks in groups}
+for step in range(15):
+    net(torch.ones(4)).sum().backward()
+    for ranks, late_s in (("0, 1, 2", 0.2), ("0, 1", 0.06)):
+        if rank == 1:
+            time.sleep(late_s)
+        begin_s = time.perf_counter()
+        if str(rank) in ranks:
+            dist.all_reduce(torch.ones(8), group=groups[ranks])
+        waited_s[ranks].append(time.perf_counter() - begin_s)
+    starts_s.append(time.perf_counter())
+    for optimizer in optimizers:
+        optimizer.step()
+steps_s = [later - start for start, later in zip(starts_s, starts_s[1:])]
+with open(f"{rank}.json", "w") as file:
+    json.dump([*map(statistics.median, (steps_s, *waited_s.values()))], file)
+'''
+
 
 def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
         ) -> tuple[int, str, str]:
@@ -427,6 +458,65 @@ def test_the_late_rank_of_a_sharded_model_is_named(tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, SLOW, "sharded", ranks=2, options=())
     assert status == 0, printed
     require_late([line.removeprefix("  ") for line in said.splitlines()[1:]], "other code", "9 steps after the first")
+
+
+def test_tokens_mfu_and_exposed_communication_are_those_that_the_script_measures(tmp_path: Path) -> None:
+    """Two optimizers step one after the other in each step; rank 1 comes late to both groups."""
+    options = ("--tokens-per-step", "3072", "--model", "small-gpt", "--gpu", "h100", "--layout", "dp=3")
+    status, said, printed = job(tmp_path, RATES, ranks=3, options=options)
+    assert status == 0, printed
+    step_s, world_s, pair_s = json.loads((tmp_path / "0.json").read_text())
+    _, longest_s, _ = json.loads((tmp_path / "2.json").read_text())
+
+    def number(words: str) -> float:
+        found = re.search(words.replace("#", r"([\d,.e+-]+)"), said)
+        assert found, (words, said)
+        return float(found[1].replace(",", ""))
+
+    assert number("14 steps after the first: # ms in the median") == pytest.approx(1e3 * step_s, rel=0.05)
+    assert number("step, in the median: rank 0 # ms") == pytest.approx(1e3 * (world_s + pair_s), rel=0.05)
+    assert number("waits longest: ranks 0, 1, 2: # ms on rank 2;") == pytest.approx(1e3 * longest_s, rel=0.05)
+    assert number("; ranks 0, 1: # ms on rank 0") == pytest.approx(1e3 * pair_s, rel=0.05)
+    assert number("tokens per second: # in the median step") == pytest.approx(3072 / step_s, rel=0.05)
+    flops = MODELS["small-gpt"].step_flops(3072 / MODELS["small-gpt"].num_tokens)
+    mfu = flops / step_s / (3 * 989e12)
+    assert number("MFU: #% of the 2,970 TFLOP/s of 3 H100, by small-gpt's FLOPs") == pytest.approx(100 * mfu, rel=0.05)
+    planned_s = rates.work_of(command.asked_for(["--ranks", "3", *options, "x"])).planned_s
+    assert number("Yours takes # times as long as the estimate") == pytest.approx(step_s / planned_s, rel=0.05)
+    again = said.partition("your step as the measure: lockstep ")[2].partition("\n")[0]
+    assert main(again.split()) == 0, "what is proposed can be asked"
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--params", "8e9"], "needs --tokens-per-step"), (["--tokens-per-step", "-1"], "above 0, not -1"),
+    (["--tokens-per-step", "nan"], "above 0, not nan"),
+    (["--tokens-per-step", "64", "--params", "8e9", "--model", "gpt3"], "leave one out"),
+    (["--tokens-per-step", "64", "--gpu", "h100"], "needs --params or --model too"),
+    (["--tokens-per-step", "64", "--params", "8e9", "--gpu", "abacus"], "no GPU is called 'abacus'"),
+    (["--tokens-per-step", "64", "--model", "gpt9"], "no model is called 'gpt9'"),
+    (["--tokens-per-step", "64", "--model", "gone.json"], "gone.json"),
+    (["--tokens-per-step", "64", "--layout", "dp=2"], "needs --model and --gpu too"),
+    (["--tokens-per-step", "64", "--sequence", "8"], "--sequence is for --model"),
+    (["--tokens-per-step", "100", "--model", "small-gpt", "--gpu", "h100", "--layout", "dp=2"], "no whole number"),
+    (["--tokens-per-step", "64", "--model", "small-gpt", "--gpu", "h100", "--layout", "dp=4"], "for 4 GPUs, not for 2"),
+])
+def test_what_can_not_be_meant_of_a_step_is_refused_in_a_sentence_and_nothing_starts(
+        options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.py").write_text("raise SystemExit(7)")
+    assert command.run(command.asked_for([*options, str(tmp_path / "x.py")])) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ") and words in said
+
+
+def test_of_parameters_alone_six_flops_a_token_count_and_too_fast_is_told() -> None:
+    work = rates.work_of(command.asked_for([*"--ranks 4 --tokens-per-step 1e6 --params 8e9 --gpu a100 x".split()]))
+    assert work == rates.from_environment(rates.to_environment(work)) and work is not None
+    fair, fast = ([*rates.rates_told(work, Steps(9, step_s, True))] for step_s in (100.0, 10.0))
+    assert fair == ["tokens per second: 10,000 in the median step, 2,500 a rank",
+                    "MFU: 38.5% of the 1,250 TFLOP/s of 4 A100, by 6 FLOPs a token and parameter"]
+    assert "MFU: 385%" in fast[1] and fast[1].endswith("more than all can't be: check the numbers that you gave")
+    assert "no two steps" in next(rates.rates_told(work, None))
+    assert rates.work_of(command.asked_for(["x"])) is None and rates.from_environment({}) is None
 
 
 def steps_of(timeline: Timeline, first: int, num: int) -> Timeline:

@@ -29,8 +29,8 @@ from book.look.flights import Call, Due, FlightDump, guilty, waits
 from book.look.profiles import TraceFileError, exposed_by_group, exposed_by_step, read_profile, times
 from book.look.runs import read_run, write_run
 from book.look.spans import common, covered_s, length, less, union
-from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arrivals_of, steps, timeline, timeline_of,
-                                 waiting_shares)
+from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arrivals_of, exposed_waits, steps,
+                                 timeline, timeline_of, waiting_shares)
 from book.look.told import timelines_told
 from book.report.page import write_run_page
 from book.report.traces import LAST, timelines_of_dumps
@@ -713,6 +713,28 @@ def test_ranks_of_several_groups_are_compared_within_each() -> None:
     found = arrivals_of(timelines)
     assert found is not None and found.late_position == 2 and len(found.starts_s) == 38
     assert found.lost_s[:2] == pytest.approx([0, 0], abs=1e-6) and found.lost_s[2] == pytest.approx(0.38)
+
+
+def test_exposed_waits_are_those_of_the_median_step_by_rank_and_by_group() -> None:
+    found = exposed_waits(made_up(4, 2, "forward", groups=((0, 1), (2, 3))))
+    assert found is not None and found.by_rank == pytest.approx([0.001, 0.001, 0.001, 0.021])
+    assert [*found.by_group.values()] == [(pytest.approx(0), pytest.approx(0.001)), (3, pytest.approx(0.021))]
+    said = [*timelines_told(made_up(4, 2, "forward", groups=((0, 1), (2, 3))))]
+    assert said[-2] == ("exposed communication of a step, in the median: rank 0 1 ms, rank 1 1 ms, rank 2 1 ms, "
+                        "rank 3 21 ms")
+    assert said[-1] == ("  by group, on the rank that waits longest: ranks 2, 3: 21 ms on rank 3; ranks 0, 1: 1 ms on "
+                        "rank 0")
+    assert "by group" not in "\n".join(timelines_told(made_up(2, 1, "forward")))
+    assert exposed_waits(made_up(2, num_steps=1)) is None
+
+
+def test_optimizers_that_step_one_after_the_other_are_one_step() -> None:
+    names = ("optimizer", "backward")
+    phases = rows([(10 * step + at, 10 * step + at + 1, name) for step in range(1, 4)
+                   for at, name in ((0, 1), (3, 0), (5, 0))], 3)
+    assert Timeline(0, names, (), rows([], 4), phases).step_starts_s.tolist() == [13, 23, 33]
+    stepped = phases[phases["name"] == 0]
+    assert Timeline(0, names, (), rows([], 4), stepped).step_starts_s.tolist() == [13, 15, 23, 25, 33, 35]
 
 
 def test_too_little_is_no_ground_for_a_verdict() -> None:

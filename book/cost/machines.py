@@ -125,6 +125,13 @@ def machine_of(text: str) -> Machine:
     return Machine(**found, like=kin)
 
 
+def name_of(text: str) -> str:
+    """What the machine of `machine_of` is called; numbers of your own are a "GPU"."""
+    if "=" in text:
+        return "GPU"
+    return Path(text).stem if text.endswith((".toml", ".json")) else machine_key(text).upper()
+
+
 def _numbers(text: str) -> dict[str, Any]:
     """What a file or a list says, by word."""
     if not text.endswith((".toml", ".json")):

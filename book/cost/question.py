@@ -4,13 +4,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import known
-from book.cost.machines import EACH, MACHINES, SOFTWARE, Machine, cluster_of, key_of, machine_of
+from book.cost.machines import EACH, MACHINES, SOFTWARE, Machine, cluster_of, key_of, machine_of, name_of
 from book.cost.models import model_named
 from book.cost.search import Search, search
 from book.cost.state import check_zero_stage
@@ -57,9 +56,7 @@ class Question:
     @property
     def gpu_name(self) -> str:
         """What the GPU is called."""
-        if not isinstance(self.gpu, str) or "=" in self.gpu:
-            return "GPU"
-        return Path(self.gpu).stem if self.gpu.endswith((".toml", ".json")) else self.gpu_key.upper()
+        return name_of(self.gpu) if isinstance(self.gpu, str) else "GPU"
 
     @cached_property
     def machine(self) -> Machine | None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from book.cost import bus_bandwidth_bytes_per_s
@@ -21,14 +22,32 @@ class TimedAllReduce(NamedTuple):
 
 def measure(num_ranks: int) -> tuple[str, list[TimedAllReduce]]:
     """The backend, and an all-reduce of each of SIZES, each as slow as on the slowest rank."""
-    run = launch(_all_reduces, num_ranks, timeout_s=300)
-    slowest = [max(times) for times in zip(*run)]
-    speeds = [bus_bandwidth_bytes_per_s("all_reduce", num_ranks, *each) for each in zip(SIZES, slowest)]
-    return run.backend, [TimedAllReduce(*each) for each in zip(SIZES, slowest, speeds)]
+    run = launch(all_reduces, num_ranks, timeout_s=300)
+    return run.backend, _slowest(list(run))
 
 
-def _all_reduces() -> list[float]:
-    """What a rank does: the seconds of each size."""
+def _slowest(seconds: Sequence[Sequence[float]]) -> list[TimedAllReduce]:
+    """Each as slow as on the slowest rank; `seconds` are those of each rank."""
+    slowest = [max(times) for times in zip(*seconds)]
+    speeds = [bus_bandwidth_bytes_per_s("all_reduce", len(seconds), *each) for each in zip(SIZES, slowest)]
+    return [TimedAllReduce(*each) for each in zip(SIZES, slowest, speeds)]
+
+
+def measure_as_rank() -> tuple[str, list[TimedAllReduce]]:
+    """What `measure` returns, between the ranks of torchrun that call this."""
+    import torch.distributed as dist
+
+    from book.launch import rank_device
+
+    seconds = all_reduces()
+    every = [seconds] * dist.get_world_size()
+    dist.all_gather_object(every, seconds)
+    dist.destroy_process_group()
+    return "nccl" if rank_device().type == "cuda" else "gloo", _slowest(every)
+
+
+def all_reduces() -> list[float]:
+    """What a rank does, which begins a group: the seconds of each size."""
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,7 @@
 """L2: what of a machine will hurt a job, and what to do about it; facts come from `machine`."""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from book.words import agree
 
 SMALL_SHM, FEW_FILES, SLOW_S = 1 << 30, 4096, 0.5
 VIRTUAL = ("docker", "br-", "veth", "cni", "flannel", "cali", "virbr", "lxc")
+LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}  # by CUDA's major version
 LEFT_OVER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLOWS = {"CUDA_LAUNCH_BLOCKING": "every kernel then waits for its end, and nothing overlaps",
          "NCCL_P2P_DISABLE": "GPUs of this machine then talk through the host's memory",
@@ -36,12 +38,30 @@ def _gpus(machine: HostFacts) -> Iterator[Finding]:
     if machine.driver and not machine.cuda:
         yield Finding(f"torch {machine.torch} is a build without CUDA, and this machine has an NVIDIA driver",
                       "install the build that https://pytorch.org/get-started/locally names for your driver")
+    elif machine.cuda and machine.driver_version and numbers(machine.driver_version)[0] < least_driver(machine.cuda):
+        yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda}, which needs driver "
+                      f"{least_driver(machine.cuda)} or later, and this machine has {machine.driver_version}",
+                      "update the driver, or install a build of torch for an older CUDA; on cards for data centres the "
+                      "package cuda-compat stands in for the driver's update")
     elif machine.cuda and machine.driver and not machine.gpus:
         yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda} and sees no GPU: the driver is older, "
                       "or CUDA_VISIBLE_DEVICES hides the GPUs", "compare with the version that nvidia-smi prints")
+    if machine.nccl_found and machine.nccl and numbers(machine.nccl_found) < numbers(machine.nccl)[:3]:
+        yield Finding(f"NCCL {machine.nccl_found} is loaded, and torch was built with {machine.nccl}: an older library "
+                      "is found first", "take its folder out of LD_LIBRARY_PATH, and its file out of LD_PRELOAD")
     if machine.peers is not None and machine.peers < 1:
         yield Finding(f"{1 - machine.peers:.0%} of the pairs of GPUs can't read each other's memory: their messages go "
                       "through the host's", "nvidia-smi topo -m shows which; keep tensor parallelism among the others")
+
+
+def least_driver(cuda: str) -> int:
+    """The first driver, by its major version, that runs programs of a CUDA's major version (cudacompat)."""
+    return LEAST_DRIVERS.get(numbers(cuda)[0], 0)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, to compare them."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)) or (0,)
 
 
 def _memory(machine: HostFacts) -> Iterator[Finding]:
@@ -63,7 +83,9 @@ def _network(machine: HostFacts) -> Iterator[Finding]:
         took = "over 8 s" if machine.lookup_s is None else f"{machine.lookup_s:.1f} s"
         yield Finding(f"looking up the name of 127.0.0.1 takes {took}: torch does that when a rank joins, and all wait",
                       "put the addresses of the hosts into /etc/hosts, or mend the name server in /etc/resolv.conf")
-    if not machine.address:
+    if "GLOO_SOCKET_IFNAME" in machine.variables:
+        pass  # then gloo does not ask for the host's name
+    elif not machine.address:
         yield Finding(f"the name of this host, {machine.host}, leads to no address: gloo can't find its interface",
                       f"add a line for {machine.host} to /etc/hosts, or set GLOO_SOCKET_IFNAME")
     elif machine.address.startswith("127.") and machine.interfaces:

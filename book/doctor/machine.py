@@ -1,7 +1,9 @@
 """L2: what a machine has that ranks depend on, read from the system and from torch."""
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import resource
 import shutil
 import socket
@@ -18,7 +20,8 @@ import torch
 PORT = 29500  # torchrun's own, unless told otherwise
 WAIT_S = 8.0  # for a name server: most are given up after 5 s
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_LAUNCH_BLOCKING",
-             "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "TORCH_FR_BUFFER_SIZE")
+             "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+             "TORCH_FR_BUFFER_SIZE")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class HostFacts:
     """Bytes, seconds and counts; None where something is unlimited or can't be known.
 
     `lookup_s` is how long the name of 127.0.0.1 takes to look up, which torch does when a rank joins. `peers` is the
-    share of pairs of GPUs that read each other's memory directly.
+    share of pairs of GPUs that read each other's memory directly. `nccl` is what torch was built with, `nccl_found` the
+    library that is loaded; "" where there is none.
     """
 
     torch: str
@@ -48,6 +52,8 @@ class HostFacts:
     interfaces: Mapping[str, str]
     port_taken: bool
     variables: Mapping[str, str]
+    driver_version: str = ""
+    nccl_found: str = ""
 
 
 def this_machine() -> HostFacts:
@@ -62,7 +68,28 @@ def this_machine() -> HostFacts:
         shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0,
         _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE), _cores(), _quota(),
         psutil.virtual_memory().available, _infiniband(), host, address, lookup_s, _interfaces(), _taken(PORT),
-        {name: os.environ[name] for name in VARIABLES if name in os.environ})
+        {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        _driver_version(), _nccl_found() if torch.version.cuda else "")
+
+
+def _driver_version() -> str:
+    """The version of NVIDIA's driver, as the system has it."""
+    try:
+        found = re.search(r"Module +(?:for \S+ +)?([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+        return found[1] if found else ""
+    except OSError:
+        return ""
+
+
+def _nccl_found() -> str:
+    """The version of the NCCL that a process with torch has loaded: another one may come first in LD_LIBRARY_PATH."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return ""
+    major, rest = divmod(number.value, 10_000 if number.value >= 10_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _timed(look_up: Callable[[], object]) -> tuple[str, float | None]:

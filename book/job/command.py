@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from book.job import told
+from book.job import rates, told
 from book.job.attach import package_path, start_judge
 from book.look import runs
 
@@ -21,16 +21,21 @@ REPORT = "report.html"
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Run a script on so many ranks; returns torchrun's exit status, 2 for a script that is not there."""
+    """Run a script on so many ranks; returns torchrun's exit status, 2 for what can't be run."""
     if not Path(asked.script).is_file():
         print(f"there is no script {asked.script}", file=sys.stderr)
+        return 2
+    try:
+        work = rates.work_of(asked)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     kept = asked.out is not None
     folder = os.path.abspath(asked.out) if kept else tempfile.mkdtemp(prefix="lockstep-")
     if kept:
         _clear(folder)
     try:
-        return _run(asked, folder)
+        return _run(asked, folder, work)
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -45,6 +50,7 @@ def asked_for(arguments: list[str]) -> argparse.Namespace:
                         help="seconds without progress after which a hang is told (10)")
     parser.add_argument("--end-hung", action="store_true", help="kill the ranks of a hang once it is told")
     parser.add_argument("--out", help="keep what ranks report in this folder, and a page on it, report.html")
+    rates.add_flags(parser)
     parser.add_argument("script", help="a Python script that torchrun can start")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     return parser.parse_args(arguments)
@@ -58,9 +64,10 @@ def _clear(folder: str) -> None:
         shutil.rmtree(old)
 
 
-def _run(asked: argparse.Namespace, folder: str) -> int:
+def _run(asked: argparse.Namespace, folder: str, work: rates.Work | None) -> int:
     """torchrun's exit status, once the judge has said all."""
-    os.environ.update({told.FOLDER: folder, told.HANG_S: str(asked.hang_s), told.JUDGED: "1", **package_path()})
+    os.environ.update({told.FOLDER: folder, told.HANG_S: str(asked.hang_s), told.JUDGED: "1",
+                       **rates.to_environment(work), **package_path()})
     if asked.end_hung:
         os.environ[told.END_HUNG] = "1"
     torchrun = subprocess.Popen([

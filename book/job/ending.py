@@ -7,10 +7,11 @@ from book.audit.drift import copies_of, differing
 from book.audit.findings import findings
 from book.audit.notes import Notes
 from book.job.members import Member
+from book.job.rates import Work, rates_told
 from book.job.told import Told
 from book.launch.meanwhile import Other, time_up, written_late
 from book.launch.supervise import hang_of, raised
-from book.look.timelines import Timeline
+from book.look.timelines import Timeline, steps
 from book.look.told import groups_told, timelines_told
 from book.waiting.causes import causes
 from book.waiting.counts import out_of_step
@@ -109,9 +110,12 @@ def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collect
             for words, ranks in found.items()]
 
 
-def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
+def summary(ranks: Sequence[Told], timelines: Sequence[Timeline], work: Work | None = None) -> str:
     """How this host's ranks spent their time, who was late, what they called, and what the audit finds."""
-    lines = [f"{counted(len(ranks), 'rank')} ended", *(f"  {line}" for line in _late(ranks, timelines))]
+    times = [*times_told(timelines, work)]
+    if timelines and len(ranks) < max(said.world_size for said in ranks):
+        times.append("  all this is of the ranks of this host; one of another host may be later still")
+    lines = [f"{counted(len(ranks), 'rank')} ended", *(f"  {line}" for line in times)]
     groups: dict[Group, dict[str, tuple[int, int]]] = {}
     for (group, name), sums in totals(ranks).items():
         groups.setdefault(group, {})[name] = sums
@@ -134,10 +138,10 @@ def _equal(notes: Sequence[Notes | None]) -> Iterator[str]:
             yield f"  {model} is the same on {named(sorted(copies))} after the last step"
 
 
-def _late(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> Iterator[str]:
+def times_told(timelines: Sequence[Timeline], work: Work | None = None) -> Iterator[str]:
+    """How ranks spent their time and who was late; with what their user says of a step, how fast that is."""
     yield from timelines_told(timelines) if timelines else ()
-    if timelines and len(ranks) < max(said.world_size for said in ranks):
-        yield "  all this is of the ranks of this host; one of another host may be later still"
+    yield from rates_told(work, steps(timelines)) if work else ()
 
 
 def totals(ranks: Sequence[Told]) -> dict[tuple[Group, str], tuple[int, int]]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from book.job import ending, told
+from book.job import ending, rates, told
 from book.job.across import ANSWER_S, EXCHANGE_S, Calls, Exchange, ranks_of, seen
 from book.job.members import Member
 from book.launch import family
@@ -24,7 +24,6 @@ from book.launch.board import Board
 from book.launch.supervise import hang_of
 from book.look import runs
 from book.look.timelines import Timeline, timeline_of
-from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.waiting.message import causes_told, message
@@ -50,6 +49,7 @@ class Judge:
         self._told_hang = self._cause = ""  # the verdict on the hang that has been told, and its first cause
         self._told_failure = self._told_mismatch = self._told_end = self._interrupted = False
         self._calls_elsewhere: list[Calls] = []
+        self._work = rates.from_environment(os.environ)
 
     def interrupt(self, *_: object) -> None:
         """Blame nobody from now on: the ranks are ended from outside."""
@@ -64,7 +64,7 @@ class Judge:
             time.sleep(LOOK_S)
         self._look()
         if self._interrupted:
-            self._say("\n".join(timelines_told([*self._rings().values()])))
+            self._say("\n".join(ending.times_told([*self._rings().values()], self._work)))
             self._keep(runs.HUNG if self._told_hang else runs.INTERRUPTED)
             return
         if not self._speaks(ANSWER_S):
@@ -74,7 +74,7 @@ class Judge:
             self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
             ranks = [self._members[rank].told for rank in sorted(self._members)]
-            self._say(ending.summary(ranks, [*self._rings().values()]))
+            self._say(ending.summary(ranks, [*self._rings().values()], self._work))
             self._keep(runs.ENDED)
 
     def _say(self, text: str) -> None:

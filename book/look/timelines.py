@@ -62,9 +62,15 @@ class Timeline:
 
     @property
     def step_starts_s(self) -> np.ndarray:
-        """When each step of an optimizer began, or, without one, each backward."""
-        steps = self._phase(OPTIMIZER)
-        return np.sort((steps if len(steps) else self._phase(BACKWARD))["start_s"])
+        """When each step of an optimizer began, or, without one, each backward.
+
+        Of several optimizers, one after the other with no backward between them, the first one's.
+        """
+        steps, backwards = (np.sort(self._phase(name)["start_s"]) for name in (OPTIMIZER, BACKWARD))
+        if not len(steps) or not len(backwards):
+            return steps if len(steps) else backwards
+        before = np.searchsorted(backwards, steps)
+        return steps[np.append(True, before[1:] > before[:-1])]
 
     def _phase(self, name: str, over: bool = True) -> np.ndarray:
         if name not in self.names:
@@ -74,8 +80,14 @@ class Timeline:
     @property
     def waits(self) -> np.ndarray:
         """When the program waited in communication: rows (start, end), ascending, which do not touch."""
-        known = self.calls[(self.calls["waits_s"] > 0) & (self.calls["end_s"] > 0)]
-        cuts = self.cuts
+        return self._waits(self.calls, self.cuts)
+
+    def waits_in(self, group: Group) -> np.ndarray:
+        """The same of one group."""
+        return self._waits(*(rows[rows["group"] == self.groups.index(group)] for rows in (self.calls, self.cuts)))
+
+    def _waits(self, calls: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        known = calls[(calls["waits_s"] > 0) & (calls["end_s"] > 0)]
         hidden = cuts[cuts["in_backward"]]  # the waits of DDP
         return union(np.concatenate([np.column_stack([known["waits_s"], known["end_s"]]),
                                      np.column_stack([hidden["arrival_s"], hidden["release_s"]])]))
@@ -225,3 +237,32 @@ def waiting_shares(timelines: Sequence[Timeline], found: Arrivals) -> list[float
     """By position the share of the time in which a rank waited in communication, for others or for bytes."""
     window = np.array([[found.since_s, found.until_s]])
     return [length(common(timeline.waits, window)) / found.wall_s for timeline in timelines]
+
+
+@dataclass(frozen=True)
+class ExposedWaits:
+    """Seconds of the median step in which a rank did nothing but wait in communication.
+
+    `by_rank` has them by position; `by_group` of each group the rank that waits longest in its calls, and how long.
+    """
+
+    by_rank: tuple[float, ...]
+    by_group: Mapping[Group, tuple[int, float]]
+
+
+def exposed_waits(timelines: Sequence[Timeline]) -> ExposedWaits | None:
+    """What nothing hides of the communication in a step; None where a rank remembers no two steps."""
+    if steps(timelines) is None:
+        return None
+    by_group: dict[Group, tuple[int, float]] = {}
+    for timeline in timelines:
+        for group in timeline.groups:
+            seconds = _in_a_step_s(timeline, timeline.waits_in(group))
+            if group not in by_group or seconds > by_group[group][1]:
+                by_group[group] = timeline.rank, seconds
+    return ExposedWaits(tuple(_in_a_step_s(timeline, timeline.waits) for timeline in timelines), by_group)
+
+
+def _in_a_step_s(timeline: Timeline, rows: np.ndarray) -> float:
+    """How much of a step rows cover, in the median."""
+    return float(np.median(np.diff(covered_s(rows, timeline.step_starts_s))))

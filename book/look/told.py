@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import FlightDump, guilty, sentences
+from book.look.gpu_memory import NO_FRAMES, GpuMemory, Part
 from book.look.profiles import Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
 from book.look.runs import FAILED, HUNG, JobRun
-from book.look.gpu_memory import NO_FRAMES, Part, GpuMemory
-from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
+from book.look.timelines import ExposedWaits, Steps, Timeline, arrivals_of, exposed_waits, steps, waiting_shares
 from book.waiting.hang import Group
 from book.words import counted, in_bytes, in_seconds, named
 
@@ -146,15 +146,18 @@ def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
         which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
         yield f"{which}: {in_seconds(made.median_s)} in the median"
     if _on_gpu(timelines):
-        yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
+        yield ("who is late, and what is exposed: a GPU's collectives run after the calls seen here; give profiler "
+               "traces to lockstep show")
         return
     found = arrivals_of(timelines)
     if not found:
         yield f"who is late: too few {'exchanges' if len(timelines) > 1 else 'ranks'} to say"
         return
     shares = waiting_shares(timelines, found)
-    yield f"waiting in communication: {_shares_told(found.ranks, shares)} of {found.wall_s:.3g} s"
+    yield f"waiting in communication: {_by_rank(found.ranks, shares, '{:.0%}'.format)} of {found.wall_s:.3g} s"
     yield from _late_told(found, made)
+    exposed = exposed_waits(timelines)
+    yield from _waits_told(found.ranks, exposed) if exposed else ()
 
 
 def late_told(timelines: Sequence[Timeline]) -> str:
@@ -183,11 +186,23 @@ def groups_told(groups: Iterable[Group]) -> dict[Group, str]:
     return found
 
 
-def _shares_told(ranks: Sequence[int], shares: Sequence[float]) -> str:
+def _by_rank(ranks: Sequence[int], values: Sequence[float], written: Callable[[float], str]) -> str:
+    """A value of each rank; of many ranks the least and the largest."""
     if len(ranks) <= MOST_RANKS:
-        return ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, shares))
-    least, most = ranks[shares.index(min(shares))], ranks[shares.index(max(shares))]
-    return f"from {min(shares):.0%} (rank {least}) to {max(shares):.0%} (rank {most})"
+        return ", ".join(f"rank {rank} {written(value)}" for rank, value in zip(ranks, values))
+    least, most = ranks[values.index(min(values))], ranks[values.index(max(values))]
+    return f"from {written(min(values))} (rank {least}) to {written(max(values))} (rank {most})"
+
+
+def _waits_told(ranks: Sequence[int], exposed: ExposedWaits) -> Iterator[str]:
+    """Communication that nothing hides in a step, by rank, and by group where there are several."""
+    yield f"exposed communication of a step, in the median: {_by_rank(ranks, exposed.by_rank, in_seconds)}"
+    names = groups_told(exposed.by_group)
+    most = sorted(exposed.by_group.items(), key=lambda one: -one[1][1])
+    told = [f"{names[group]}: {in_seconds(seconds)} on rank {rank}" for group, (rank, seconds) in most if seconds]
+    if len(names) > 1 and told:
+        more = f"; and {len(told) - MOST_RANKS} more" if len(told) > MOST_RANKS else ""
+        yield f"  by group, on the rank that waits longest: {'; '.join(told[:MOST_RANKS])}{more}"
 
 
 def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
@@ -198,7 +213,7 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
         yield {LINK: f"no rank is late: the exchanges themselves take {found.transfer_share:.0%} of the time, when all "
                      "ranks have come. The link, or what serves it, is slow for these bytes",
                JITTER: "late is now one rank, now another: "
-                       f"{kept} ({_shares_told(found.ranks, [each / wall_s for each in lost])})",
+                       f"{kept} ({_by_rank(found.ranks, [each / wall_s for each in lost], '{:.0%}'.format)})",
                NOBODY: f"no rank is late: {kept}"}[found.cause]
         return
     num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
