@@ -106,8 +106,9 @@ follows. Each host sums up its own ranks at the end.
 
 At the end, or when you interrupt the job, `lockstep run` says which rank was late, in which phase, and how long the
 others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page,
-`DIR/report.html`, with a picture of the last exchanges. If the job has already ended, `lockstep show` reads what it has
-left: Flight Recorder dumps of a hang, profiler traces of a job that is slow
+`DIR/report.html`, with a picture of the last exchanges. The page of a hang draws who waits for whom, and its picture
+opens at the last call that all ranks had made. If the job has already ended, `lockstep show` reads what it has left:
+Flight Recorder dumps of a hang, profiler traces of a job that is slow
 ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), and with `--out page.html` draws them. `lockstep doctor` says
 what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable that is
 left from another job.

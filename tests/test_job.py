@@ -66,6 +66,11 @@ if kind == "half":
     dist.barrier()
     time.sleep(60 * (rank != 1))
     torch.load("best.pt")
+if kind == "level":  # the dead rank has called as often as the others, which torchrun ends at once
+    time.sleep(2)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
 if kind == "none":
     try:
         dist.all_gather([torch.ones(3)], torch.ones(3))
@@ -332,6 +337,7 @@ def test_a_hang_has_the_cause_that_launch_tells(name: str, ranks: int, words: st
     ("crash", 'rank 1 failed in train.py line 20: raise ValueError("bad batch")\nValueError: bad batch\n'),
     ("exit", "rank 1 failed in train.py line 24: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
     ("kill", "rank 1 died without an error: something has killed it"),
+    ("level", "rank 1 died without an error: something has killed it"),
     ("half", 'rank 0 writes this file at train.py line 30: half = open("best.pt", "wb"). Rank 1 has read it too early'),
     ("early", "rank 1 had ended\ncause: ranks 0, 2 wait in all_reduce(float32 [4], SUM); rank 1 returned without it"),
 ])

@@ -272,6 +272,22 @@ def stops_early_by_itself() -> None:
     dist.barrier()
 
 
+def evaluates_on_one_rank_and_stops_early() -> None:
+    """As karpathy/nanoGPT's train.py does; without buffers such an evaluation calls nobody, and is no cause."""
+    rank, step = start(), 0
+    model = DDP(nn.Linear(6, 1))
+    while True:
+        if step % 2 == 0 and rank == 0:
+            evaluate(model)
+        if step == 0 and not model.training:
+            break
+        model(x()).sum().backward()
+        step += 1
+        if step > 3 - rank:
+            break
+    dist.barrier()
+
+
 def runs_out_of_memory() -> None:
     rank = start()
     model = DDP(nn.Linear(6, 1))
@@ -323,6 +339,8 @@ WRONG = [
     (sums_a_gradient_and_a_metric, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
     (is_refused_in_backward, FORWARD.format(0, "the DDP model", 1), "under `if rank == 0`"),
     (stops_early_by_itself, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
+    (evaluates_on_one_rank_and_stops_early, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3",
+     "model.join()"),
     (runs_out_of_memory, "rank 1 has come 4 times to ", "`except MemoryError` goes on at test_launch_calls.py line "),
     (reduces_the_norm_where_it_is_finite, "rank 0 has come 3 times to ", "under `if norm.isfinite()`, rank 1 only 2"),
     (is_out_of_step_long_before, "ranks 0 and 1 are out of step since call 3 of this group: rank 0 made it at ",
