@@ -265,6 +265,19 @@ dist.destroy_process_group()
 '''
 
 
+RPC_ALONE = '''
+import os, threading
+from torch.distributed import rpc
+def waits():
+    threading.Event().wait()
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    rpc.rpc_sync("worker1", waits)
+rpc.shutdown()
+'''
+
+
 def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
         ) -> tuple[int, str, str]:
     """Run a script as a job in a folder of its own: the exit status, what the judge said, and all that was printed."""
@@ -331,6 +344,11 @@ def test_a_hang_has_the_cause_that_launch_tells(name: str, ranks: int, words: st
     status, said, _ = job(tmp_path, FAULT.replace("EXAMPLES", repr(str(EXAMPLES))), name, ranks=ranks)
     assert status == 1 and re.search(words, said), said
     assert re.search(r"at faults_that_hang.py line \d+", said)
+
+
+def test_a_hang_of_workers_of_rpc_that_are_in_no_group_is_told(tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, RPC_ALONE, ranks=2)
+    assert status == 1 and "cause: rank 0 waits in rpc_sync to worker1, where the call waits in Event.wait() at" in said
 
 
 @pytest.mark.parametrize("kind, words", [

@@ -243,6 +243,17 @@ def leaves_the_forward_out() -> None:
         model(x())
 
 
+def leaves_the_forward_out_in_one_step() -> None:
+    """The condition around the loop holds on all ranks, and explains nothing."""
+    late = start()
+    model = DDP(net())
+    if late in (0, 1):
+        for step in range(3):
+            if step == late + 2:
+                continue
+            model(x()).sum().backward()
+
+
 def sums_a_gradient_and_a_metric() -> None:
     rank = start()
     model = DDP(nn.Linear(1, 1, bias=False))
@@ -336,6 +347,8 @@ WRONG = [
     (evaluates_in_a_function, FORWARD.format(0, "the DDP model", 1), "return model(x()), under `if rank == 0`"),
     (evaluates_every_tenth_step, FORWARD.format(0, "the DDP model", 1), "under `if step % 10 == 0 and rank == 0`"),
     (leaves_the_forward_out, FORWARD.format(0, "the DDP model", 1), "model(x()), after `if rank != 0: continue`"),
+    (leaves_the_forward_out_in_one_step, FORWARD.format(1, "the DDP model", 0),
+     "after `if step == late + 2: continue`"),
     (sums_a_gradient_and_a_metric, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
     (is_refused_in_backward, FORWARD.format(0, "the DDP model", 1), "under `if rank == 0`"),
     (stops_early_by_itself, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),

@@ -88,10 +88,18 @@ def _lines(node: Any) -> tuple[int, int]:
 
 
 def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
-    """What a line stands under, innermost first; then what may leave it out by returning before it.
+    """What decides whether a line is reached: in the innermost loop around it first, then outside of that.
 
     A loop that breaks before a line has come to it less often: that says nothing unless it is a matter of ranks.
     """
+    loops = _loops(path)
+    inner = next((place for place, (node, _) in enumerate(path) if node is loops[-1]), 0) if loops else 0
+    for some in (path[inner:], path[:inner]):
+        yield from _conditions_of(some, number)
+
+
+def _conditions_of(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
+    """What a line stands under, innermost first; then what may leave it out by returning before it."""
     for node, part in reversed(path):
         if isinstance(node, ast.If) and part in ("body", "orelse") and not _MAIN.fullmatch(_head(node)):
             yield Condition("under" if part == "body" else "in the else of", _head(node))
