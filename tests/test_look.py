@@ -130,12 +130,12 @@ def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders
     ends = [covered(lane) for lane in run["lanes"]]
     assert ends[2] == TICKS > max(ends[0], ends[1], ends[3]) and run["names"] == [0, 1, 2, 3]
     assert [stop["say"][0][1] for stop in run["stops"]][1:] == [
-        "Here all of these ranks had made call 1 of their group, all_reduce(float [4]), and no later one together. "
+        "Here ranks 0, 1, 2, 3 had made call 1 of their group, all_reduce(float [4]), and no later one together. "
         "Since then: ranks 0, 1, 3: each waits in call 2, all_reduce(float [4]); rank 2: has not made call 2; its last "
         "is call 1, all_reduce(float [4]).", "Rank 2"]
     assert run["opens"] == run["stops"][1]["t"]
     assert main(["show", str(folders["late"]), "--out", str(tmp_path / "page.html")]) == 0
-    assert "Here all of these ranks had made call 1" in (tmp_path / "page.html").read_text("utf-8")
+    assert "Here ranks 0, 1, 2, 3 had made call 1" in (tmp_path / "page.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -202,6 +202,7 @@ def test_states_of_nccl_are_judged(tmp_path: Path, dumps: tuple[Any, ...], blame
     waiting = [stands[rank] for wait in waits(flights) for rank in wait.calls.keys() - {*blamed}]
     assert waiting and all(stand.state == WAITS for stand in waiting)
     assert all(stand.waits == ((WaitFor("all_reduce", blamed),) if blamed else ()) for stand in waiting)
+    assert sorted(stands) == [0, 1, 2, 3]
 
 
 def message(verb: str, rank: int, peer: int, state: str = QUEUED) -> dict[str, Any]:

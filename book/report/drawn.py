@@ -46,7 +46,8 @@ def drawn(stands: Sequence[Stand]) -> str:
     arrows = list(_arrows(boxes))
     height = boxes[-1].bottom + 2 if boxes else 0
     awaited = {rank for stand in stands for wait in stand.waits for rank in wait.ranks}
-    told = capitalised(waits_told(stands))
+    shown = {rank for box in boxes for rank in box.ranks}
+    told = capitalised(waits_told([stand for stand in stands if stand.rank in shown]))
     more = f" Not drawn: {named(left_out)}." if left_out else ""
     parts = [*(_box(box, bool(awaited & set(box.ranks)) and box.first.state != WAITS) for box in boxes),
              *_drawn_arrows(arrows, boxes)]

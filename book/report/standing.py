@@ -38,10 +38,9 @@ def _calls(timeline: Timeline, common: Common) -> np.ndarray:
 def common_told(found: Standstill) -> str:
     """What all had done, and what each does since."""
     assert found.common is not None
-    ranks = found.common.group.ranks
-    who = named(ranks) if ranks else "all of these ranks"
-    return (f"Here {who} had made call {found.common.number} of their group, {found.common.what}, and no later one "
-            f"together. Since then: {doings_told(found.stands)}.")
+    group, number, what = found.common
+    return (f"Here {named(group.ranks)} had made call {number} of their group, {what}, and no later one together. "
+            f"Since then: {doings_told(found.stands)}.")
 
 
 def standstill_of(flights: Sequence[FlightDump], common: Common | None) -> Standstill:
@@ -61,9 +60,14 @@ def standstill_of(flights: Sequence[FlightDump], common: Common | None) -> Stand
             found[rank] += [WaitFor(call.op, others)] if others else []
         for rank in wait.late:
             does.setdefault(rank, _instead(by_rank.get(rank), wait))
-    rest = UNKNOWN, "has done all calls of its dump", ""
-    return Standstill(tuple(Stand(rank, *does.get(rank, rest), tuple(found[rank]))
-                            for rank in sorted(does.keys() | by_rank.keys())), common)
+    ranks = does.keys() | set(range(max(flight.world_size for flight in flights)))
+    return Standstill(tuple(Stand(rank, *does.get(rank, _rest(rank in by_rank)), tuple(found[rank]))
+                            for rank in sorted(ranks)), common)
+
+
+def _rest(has_dump: bool) -> tuple[str, str, str]:
+    """What is known of a rank that neither waits nor is waited for."""
+    return UNKNOWN, "has done all calls of its dump" if has_dump else "has left no dump", ""
 
 
 def _instead(flight: FlightDump | None, wait: Wait) -> tuple[str, str, str]:

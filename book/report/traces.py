@@ -50,7 +50,7 @@ def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], f
     if len(common) < len(flights):
         return found, 0.0, None
     return (found, ORIGIN_S + (came_ns[group, before] - first_ns) / 1e9,
-            Common(Group(group, common[0].ranks), before, common[0].what))
+            Common(Group(group, tuple(flight.rank for flight in flights)), before, common[0].what))
 
 
 def trace_told(trace: Trace) -> Iterator[str]:
