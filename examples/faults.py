@@ -105,12 +105,19 @@ Calls are compared inside each host only: where those of two hosts differ, you g
 follows. Each host sums up its own ranks at the end.
 
 At the end, or when you interrupt the job, `lockstep run` says which rank was late, in which phase, and how long the
-others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page,
-`DIR/report.html`, with a picture of the last exchanges. If the job has already ended, `lockstep show` reads what it has
-left: Flight Recorder dumps of a hang, profiler traces of a job that is slow
-([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), and with `--out page.html` draws them. `lockstep doctor` says
-what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable that is
-left from another job.
+others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)), and how much communication nothing hides in a
+step. If you say what a step is, with `--tokens-per-step`, `--model` or `--params`, and `--gpu`, it says tokens per
+second and MFU, and with `--layout` what `lockstep estimate` expects. With `--out DIR` it leaves a page,
+`DIR/report.html`, with a picture of the last exchanges. The page of a hang draws who waits for whom, and its picture
+opens at the last call that all ranks had made. If the job has already ended, `lockstep show` reads what it has left:
+Flight Recorder dumps of a hang, profiler traces of a job that is slow
+([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)), snapshots of a GPU's memory. With `--out page.html` it draws
+dumps and traces. `lockstep doctor` says what this machine's ranks will stumble on: too little shared memory, a name
+that leads to 127.0.0.1, a variable that is left from another job, a driver too old for torch's CUDA
+{cite}`cudacompat`. Where `nvidia-ml-py` is installed, it asks NVML for memory errors, slow clocks and which GPUs
+NVLink joins; that part is tested against answers as NVML's reference has them, and has not run on a card. `torchrun
+--nnodes 2 … -m book.doctor` compares hosts: their versions, variables and clocks, and whether each reaches the others
+at the addresses that gloo uses.
 
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a

@@ -426,6 +426,48 @@ def test_a_recording_is_shown_beside_the_ideal(show: Callable, recording: Trace,
     assert caption(page) != before, "the ideal follows the dials"
 
 
+OTHER_FILES = [
+    ("trace.pt.trace.json.gz", "\x1f\x8b\b", "is compressed, as profiler traces are"),
+    ("rank3.json", '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}', "is a profiler trace"),
+    ("dump_0", "\x80\x02}q\x00", "is a Flight Recorder dump"),
+    ("dump_1", '{"version": "2.10", "pg_config": {}, "entries": []}', "is a Flight Recorder dump"),
+    ("run.json", '{"format": "lockstep run 2", "state": "hung"}', "is of a whole job"),
+    ("rank0.json", '{"format": "lockstep recording 3"}', "is of a whole job"),
+]
+
+
+@pytest.mark.parametrize("name, text, what", OTHER_FILES, ids=[name for name, *_ in OTHER_FILES])
+def test_of_other_files_of_a_job_the_command_that_reads_them_is_told(show: Callable, name: str, text: str,
+                                                                     what: str) -> None:
+    page = show(race_explorer())
+    file = {"name": name, "mimeType": "", "buffer": text.encode("latin1")}
+    page.locator("input[type=file]").set_input_files(file)
+    page.locator(".lk-alert:visible").wait_for()
+    assert page.inner_text(".lk-alert") == (
+        f"{name}: it {what}. lockstep show {name} --out page.html makes a page of it.")
+    assert not page.locator(".lk-own svg").count()
+
+
+def collectives_alone(*ops: str) -> Trace:
+    """Two ranks that call these, each for 2 ms, and 1 ms apart."""
+    return Trace([Event(rank, "collective", op, group=(0, 1), num_bytes=8000, start_s=3e-3 * place,
+                        end_s=3e-3 * place + 2e-3) for rank in (0, 1) for place, op in enumerate(ops)],
+                 2, "measured", "recorded")
+
+
+@pytest.mark.parametrize("ops, says", [
+    (("all_reduce", "broadcast", "all_reduce"),
+     "2 ranks, 3 collectives, 8 ms; 2 all-reduces as rings on these links, {}."),
+    (("broadcast",), "2 ranks, 1 collective, 2 ms.")])
+def test_a_recording_of_collectives_alone_is_played_beside_its_all_reduces(show: Callable, ops: tuple[str, ...],
+                                                                           says: str) -> None:
+    page, ideal = show(race_explorer()), 2 * ring_all_reduce_s(2, 8000, Link(10e-6, 12.5e9))
+    drop(page, "run.json", collectives_alone(*ops).to_json())
+    page.locator(".lk-own svg").first.wait_for()
+    assert caption(page).endswith("Your recording: " + says.format(in_seconds(ideal)))
+    assert page.locator(".lk-own svg").count() == 1 + ("all_reduce" in ops)
+
+
 def action(rank: int, kind: str, micro_batch: int, start_s: float, end_s: float, stage: int | None = None) -> Event:
     """What a rank of a recorded pipeline did."""
     return Event(rank, "compute", kind, stage=rank if stage is None else stage, micro_batch=micro_batch,

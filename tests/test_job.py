@@ -69,6 +69,11 @@ if kind == "half":
     dist.barrier()
     time.sleep(60 * (rank != 1))
     torch.load("best.pt")
+if kind == "level":  # the dead rank has called as often as the others, which torchrun ends at once
+    time.sleep(2)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
 if kind == "none":
     try:
         dist.all_gather([torch.ones(3)], torch.ones(3))
@@ -291,6 +296,19 @@ with open(f"{rank}.json", "w") as file:
 '''
 
 
+RPC_ALONE = '''
+import os, threading
+from torch.distributed import rpc
+def waits():
+    threading.Event().wait()
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    rpc.rpc_sync("worker1", waits)
+rpc.shutdown()
+'''
+
+
 def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
         ) -> tuple[int, str, str]:
     """Run a script as a job in a folder of its own: the exit status, what the judge said, and all that was printed."""
@@ -359,10 +377,16 @@ def test_a_hang_has_the_cause_that_launch_tells(name: str, ranks: int, words: st
     assert re.search(r"at faults_that_hang.py line \d+", said)
 
 
+def test_a_hang_of_workers_of_rpc_that_are_in_no_group_is_told(tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, RPC_ALONE, ranks=2)
+    assert status == 1 and "cause: rank 0 waits in rpc_sync to worker1, where the call waits in Event.wait() at" in said
+
+
 @pytest.mark.parametrize("kind, words", [
     ("crash", 'rank 1 failed in train.py line 20: raise ValueError("bad batch")\nValueError: bad batch\n'),
     ("exit", "rank 1 failed in train.py line 24: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
     ("kill", "rank 1 died without an error: something has killed it"),
+    ("level", "rank 1 died without an error: something has killed it"),
     ("half", 'rank 0 writes this file at train.py line 30: half = open("best.pt", "wb"). Rank 1 has read it too early'),
     ("early", "rank 1 had ended\ncause: ranks 0, 2 wait in all_reduce(float32 [4], SUM); rank 1 returned without it"),
 ])

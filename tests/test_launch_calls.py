@@ -243,6 +243,17 @@ def leaves_the_forward_out() -> None:
         model(x())
 
 
+def leaves_the_forward_out_in_one_step() -> None:
+    """The condition around the loop holds on all ranks, and explains nothing."""
+    late = start()
+    model = DDP(net())
+    if late in (0, 1):
+        for step in range(3):
+            if step == late + 2:
+                continue
+            model(x()).sum().backward()
+
+
 def sums_a_gradient_and_a_metric() -> None:
     rank = start()
     model = DDP(nn.Linear(1, 1, bias=False))
@@ -268,6 +279,22 @@ def stops_early_by_itself() -> None:
     for epoch in range(5):
         model(x()).sum().backward()
         if 1.0 + rank * epoch > 2.5:
+            break
+    dist.barrier()
+
+
+def evaluates_on_one_rank_and_stops_early() -> None:
+    """As karpathy/nanoGPT's train.py does; without buffers such an evaluation calls nobody, and is no cause."""
+    rank, step = start(), 0
+    model = DDP(nn.Linear(6, 1))
+    while True:
+        if step % 2 == 0 and rank == 0:
+            evaluate(model)
+        if step == 0 and not model.training:
+            break
+        model(x()).sum().backward()
+        step += 1
+        if step > 3 - rank:
             break
     dist.barrier()
 
@@ -320,9 +347,13 @@ WRONG = [
     (evaluates_in_a_function, FORWARD.format(0, "the DDP model", 1), "return model(x()), under `if rank == 0`"),
     (evaluates_every_tenth_step, FORWARD.format(0, "the DDP model", 1), "under `if step % 10 == 0 and rank == 0`"),
     (leaves_the_forward_out, FORWARD.format(0, "the DDP model", 1), "model(x()), after `if rank != 0: continue`"),
+    (leaves_the_forward_out_in_one_step, FORWARD.format(1, "the DDP model", 0),
+     "after `if step == late + 2: continue`"),
     (sums_a_gradient_and_a_metric, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
     (is_refused_in_backward, FORWARD.format(0, "the DDP model", 1), "under `if rank == 0`"),
     (stops_early_by_itself, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
+    (evaluates_on_one_rank_and_stops_early, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3",
+     "model.join()"),
     (runs_out_of_memory, "rank 1 has come 4 times to ", "`except MemoryError` goes on at test_launch_calls.py line "),
     (reduces_the_norm_where_it_is_finite, "rank 0 has come 3 times to ", "under `if norm.isfinite()`, rank 1 only 2"),
     (is_out_of_step_long_before, "ranks 0 and 1 are out of step since call 3 of this group: rank 0 made it at ",

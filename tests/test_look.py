@@ -33,10 +33,12 @@ from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arr
                                  timeline, timeline_of, waiting_shares)
 from book.look.told import timelines_told
 from book.report.page import write_run_page
+from book.report.standing import common_told, standstill_of
 from book.report.traces import LAST, timelines_of_dumps
 from book.tap.log import OwnGroup
 from book.trace import Event, Trace
 from book.waiting.hang import Group
+from book.waiting.standstill import OWN_CODE, UNKNOWN, WAITS, Common, Stand, Standstill, WaitFor
 from book.words import capitalised
 from book.widgets.calls import KINDS, TICKS, Calls, blocks
 from tests.damaged import damaged
@@ -120,14 +122,20 @@ def covered(lane: list[int]) -> int:
 def test_a_picture_of_dumps_shows_until_the_end_which_rank_does_not_come(folders: dict[str, Path],
                                                                         tmp_path: Path) -> None:
     flights, _ = read_dumps(folders["late"].iterdir())
-    timelines, moments = timelines_of_dumps(flights)
-    run = Calls(timelines, end="rank 2", hangs=True, moments=moments).data(live=False)["runs"][0]
+    timelines, moment_s, common = timelines_of_dumps(flights)
+    assert common is not None
+    told = common_told(standstill_of(flights, common))
+    calls = Calls(timelines, end="rank 2", hangs=True, common=(moment_s, told), by_hosts=True)
+    run = calls.data(live=False)["runs"][0]
     ends = [covered(lane) for lane in run["lanes"]]
     assert ends[2] == TICKS > max(ends[0], ends[1], ends[3]) and run["names"] == [0, 1, 2, 3]
     assert [stop["say"][0][1] for stop in run["stops"]][1:] == [
-        "Here all of these ranks had made call 1, all_reduce(float [4]).", "Rank 2"]
+        "Here ranks 0, 1, 2, 3 had made call 1 of their group, all_reduce(float [4]), and no later one together. "
+        "Since then: ranks 0, 1, 3: each waits in call 2, all_reduce(float [4]); rank 2: has not made call 2; its last "
+        "is call 1, all_reduce(float [4]).", "Rank 2"]
+    assert run["opens"] == run["stops"][1]["t"]
     assert main(["show", str(folders["late"]), "--out", str(tmp_path / "page.html")]) == 0
-    assert "Here all of these ranks had made call 1" in (tmp_path / "page.html").read_text("utf-8")
+    assert "Here ranks 0, 1, 2, 3 had made call 1" in (tmp_path / "page.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -137,9 +145,10 @@ def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None
     flights = [FlightDump(rank, 3, backend, tuple(
         Call("0", (0, 1, 2), place, "all_reduce", "all_reduce(float [8])", 32, time_ns, place < number, "")
         for place, time_ns in enumerate(times_ns[rank][:number - (rank == 1)], 1))) for rank in range(3)]
-    timelines, moments = timelines_of_dumps(flights)
+    timelines, moment_s, common = timelines_of_dumps(flights)
     came_s = [(max(column) - min(map(min, times_ns))) / 1e9 + 1 for column in zip(*times_ns)]
-    assert guilty(flights) == (1,) and moments[0][0] == pytest.approx(came_s[number - 2])
+    assert guilty(flights) == (1,) and moment_s == pytest.approx(came_s[number - 2])
+    assert common == Common(Group("0", (0, 1, 2)), number - 1, "all_reduce(float [8])")
     for rank, each in enumerate(timelines):
         assert each.calls["in_group"].tolist() == [*range(number - LAST, number), *[number] * (rank != 1)]
         ends_s = came_s[number - LAST - 1:number - 1] if backend == "gloo" else [0] * LAST
@@ -150,7 +159,8 @@ def test_a_call_of_a_dump_ends_when_its_last_rank_has_come(backend: str) -> None
 def test_dumps_without_times_or_in_which_nobody_waits_have_no_picture() -> None:
     call = Call("0", (0, 1), 1, "all_reduce", "all_reduce(float [8])", 32, 5, True, "")
     for calls in ([call, call], [replace(call, done=False, time_ns=0), call]):
-        assert timelines_of_dumps([FlightDump(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == ([], [])
+        assert timelines_of_dumps([FlightDump(rank, 2, "gloo", (one,)) for rank, one in enumerate(calls)]) == (
+            [], 0.0, None)
 
 
 def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:
@@ -187,6 +197,12 @@ def test_states_of_nccl_are_judged(tmp_path: Path, dumps: tuple[Any, ...], blame
     flights, problems = read_dumps(written(tmp_path, *dumps))
     assert not problems and guilty(flights) == blamed
     assert [wait.due for wait in waits(flights)] == [due]
+    stands = {stand.rank: stand for stand in standstill_of(flights, None).stands}
+    assert all(stands[rank].state == UNKNOWN and not stands[rank].waits for rank in blamed)
+    waiting = [stands[rank] for wait in waits(flights) for rank in wait.calls.keys() - {*blamed}]
+    assert waiting and all(stand.state == WAITS for stand in waiting)
+    assert all(stand.waits == ((WaitFor("all_reduce", blamed),) if blamed else ()) for stand in waiting)
+    assert sorted(stands) == [0, 1, 2, 3]
 
 
 def message(verb: str, rank: int, peer: int, state: str = QUEUED) -> dict[str, Any]:
@@ -280,9 +296,43 @@ def run_in(folder: Path, num_ranks: int = 4, num_steps: int = 20, state: str = "
         (folder / f"{one.rank}.ring").write_bytes(rings.tobytes())
     totals = {(timelines[0].groups[0], "all_reduce"): (2 * num_steps, 4096),
               (timelines[0].groups[0]._replace(name="again"), "all_reduce"): (3, 12)}
+    stands = hung(timelines[0].groups[0], 2 * num_steps) if state == "hung" else None
     write_run(folder, state, [*timelines_told(timelines), "cause: <b>"], {f"{one.rank}.ring": one for one in timelines},
-              totals, "cause: rank 2 is missing")
+              totals, "cause: rank 2 is missing", stands)
     return folder
+
+
+def hung(group: Group, number: int) -> Standstill:
+    """All others wait for rank 2 in the call after this one."""
+    waits = Stand(0, WAITS, "waits in all_reduce", "train.py line 7: f(x)", (WaitFor("all_reduce", (2,)),))
+    sleeps = Stand(2, OWN_CODE, "sleeps", "train.py line 3: time.sleep(60)", ())
+    return Standstill(tuple(sleeps if rank == 2 else waits._replace(rank=rank) for rank in group.ranks),
+                      Common(group, number, "all_reduce(float32 [<b>])"))
+
+
+def test_the_page_of_a_hang_opens_where_all_still_went_on_and_draws_who_waits_for_whom(tmp_path: Path) -> None:
+    folder, page = run_in(tmp_path / "run", state="hung"), tmp_path / "report.html"
+    run = read_run(folder / "run.json")
+    assert run.standstill == hung(run.timelines[0].groups[0], 40)
+    write_run_page(page, run)
+    html, stops = page.read_text("utf-8"), shown_on(page)["stops"]
+    opens, = (stop for stop in stops if stop["t"] == shown_on(page)["opens"])
+    assert stops.index(opens) == len(stops) - 2 and opens["say"][0][1] == (
+        "Here ranks 0, 1, 2, 3 had made call 40 of their group, all_reduce(float32 [<b>]), and no later one together. "
+        "Since then: ranks 0, 1, 3: each waits in all_reduce; rank 2: sleeps.")
+    assert re.findall("<figcaption>(.*?)</figcaption>", html) == ["Ranks 0, 1, 3 wait for rank 2."]
+    assert 'aria-label="ranks 0, 1, 3: each waits in all_reduce; rank 2: sleeps"' in html
+    assert html.count('class="held"') == 1 and ">all_reduce</text>" in html
+    assert html.count("marker-end") == 1, "ranks that do the same share an arrow"
+
+
+def test_a_run_of_an_earlier_version_has_a_page_without_a_graph(tmp_path: Path) -> None:
+    file, page = run_in(tmp_path / "run", state="hung") / "run.json", tmp_path / "report.html"
+    told = json.loads(file.read_text("utf-8"))
+    assert told.pop("standstill")
+    file.write_text(json.dumps(told), "utf-8")
+    write_run_page(page, read_run(file))
+    assert "figcaption" not in page.read_text("utf-8") and "opens" not in shown_on(page)
 
 
 def test_a_run_is_shown_again_with_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

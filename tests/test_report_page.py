@@ -64,3 +64,6 @@ def test_pages_of_other_runs_fit_too(browser: Any, tmp_path: Path, num_ranks: in
     write_run_page(tmp_path / "report.html", read_run(folder / FILE))
     said = opened(browser, tmp_path / "report.html")
     assert said[0].startswith(f"A run of {num_ranks} ranks that ")
+    begins = "Ranks 0, 1, 3 wait for", "Here ranks 0, 1, 2, 3 had made call 40"
+    told = [line for line in said if line.startswith(begins)]
+    assert len(told) == 2 * (state == "hung"), "the graph's caption; then the player's, which has stopped there"

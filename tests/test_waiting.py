@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from book.waiting.causes import CAUSES, causes
+from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Dropped, Group, Hang, Standing, Worker
 from book.waiting.history import CallSite, Condition, Handler, History, Model, SiteCall
 from book.waiting.message import graph
+from book.waiting.standstill import DEAD, STOPPED, WAITS, Common, WaitFor, standstill, waits_told
 from book.words import named
 
 
@@ -191,3 +193,43 @@ def test_each_way_not_to_wait_has_words(kind: Kind) -> None:
 
 def test_long_runs_of_ranks_are_written_as_a_range() -> None:
     assert [named(ranks) for ranks in ([2], [0, 1], [0, 1, 2, 3, 4, 6])] == ["rank 2", "ranks 0, 1", "ranks 0-4, 6"]
+
+
+def test_a_standstill_tells_each_rank_its_waits_and_what_all_had_done() -> None:
+    """Rank 3 waits in another group for rank 4, which is stopped; rank 1 is dead, whatever it did last."""
+    world, pair = Group("0", (0, 1, 2, 3, 4)), Group("1", (3, 4))
+    ranks = [waits_in("all_reduce"), COMPUTES, waits_in("recv", 1), waits_in("barrier"), doing(Kind.STOPPED)]
+    last = {0: _call(7), 1: _call(6)._replace(arguments="x"), 2: _call(6), 3: _call(6), 4: _call(6)}
+    found = standstill(Hang(ranks, {world: last, pair: {3: _call(2, "barrier"), 4: _call(1)}}), dead={1})
+    assert [stand.state for stand in found.stands] == [WAITS, DEAD, WAITS, WAITS, STOPPED]
+    assert [stand.waits for stand in found.stands] == [
+        (WaitFor("all_reduce", (1, 2, 3, 4)),), (), (WaitFor("recv", (1,)),), (WaitFor("barrier", (4,)),), ()]
+    assert found.stands[1].does == "is dead: its process is gone"
+    assert found.common == Common(world, 6, "all_reduce(x)")
+    assert waits_told(found.stands) == (
+        "rank 0 waits for ranks 1, 2, 3, 4; rank 2 waits for rank 1; rank 3 waits for rank 4")
+
+
+def test_what_all_had_done_is_of_another_group_where_that_which_hangs_has_done_nothing() -> None:
+    world, pair = Group("0", (0, 1, 2)), Group("1", (0, 1))
+    calls = {pair: {0: _call(1)}, world: dict.fromkeys(range(3), _call(9)._replace(done=True))}
+    found = standstill(Hang([waits_in("all_reduce"), COMPUTES, COMPUTES], calls))
+    assert found.common == Common(world, 9, "all_reduce()")
+    assert standstill(Hang([waits_in("all_reduce"), COMPUTES, COMPUTES], {pair: {0: _call(1)}})).common is None
+
+
+def _of_ddp(number: int, count: int) -> History:
+    made = SiteCall(_line(number), "all_reduce", "DDP", True)
+    return History(count, {made: count}, (made,), None)
+
+
+def test_a_rank_that_has_left_out_ddps_sums_is_named_once_it_has_ended() -> None:
+    """While it runs it may only be late: then its count is no cause."""
+    histories, model = [_of_ddp(5, 21), _of_ddp(5, 20)], Model(42, {})
+    last = {rank: _call(its.total) for rank, its in enumerate(histories)}
+    says = "rank 0 has summed gradients in 21 backwards, rank 1 in only 20, of as many batches"
+    for ending, said in ((FINISHED, [says]), (COMPUTES, [])):
+        ranks = [waits_in("backward")._replace(calls={Group("0", (0, 1)): histories[0]}, models=[model]),
+                 ending._replace(calls={Group("0", (0, 1)): histories[1]}, models=[model])]
+        told = [*out_of_step(Hang(ranks, {Group("0", (0, 1)): last}))]
+        assert [one.partition(", at")[0] for one in told] == said

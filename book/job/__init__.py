@@ -16,6 +16,7 @@ stopped, or hold the interpreter lock.
     told       Told: what a rank says of itself, and the folder where it says so
     judge      the process that reads it, and prints what is wrong
     members    a rank as its judge sees it
+    deaths     which rank of a host died first, as the system tells it
     rates      tokens per second and MFU, by what the user says of a step; beside the planner's estimate
     across     what the judges of several hosts tell one another, through the store of torchrun's agents
     ending     the sentences on a job that has ended: who failed first, or who was late, what was sent, which replicas

@@ -146,5 +146,6 @@ def ranks_of(report: HostReport, came_s: float) -> dict[int, Elsewhere]:
         return None if moment_s is None else moment_s + by_s
 
     return {one.told.rank: Elsewhere(moved_by(one.told, by_s), one.moved_s + by_s, here(one.gone_s),
-                                     here(one.stopped_s), one.still_s, came_s, one.standing)
+                                     here(one.stopped_s), still_then_s=one.still_s, heard_s=came_s,
+                                     stands=one.standing)
             for one in report.ranks}

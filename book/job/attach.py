@@ -18,7 +18,7 @@ from book.job.told import Told
 from book.tap.imported import AfterImport
 from book.tap.place import caller
 
-_C10D = "torch.distributed.distributed_c10d"
+_C10D, _RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str]) -> None:
     if "RANK" not in os.environ:
         sys.exit("this is no rank of torchrun's: use lockstep run --ranks 4 train.py ARGS")
     rank = Rank()
-    sys.meta_path.insert(0, AfterImport(_C10D, lambda module: rank.enter_at(module)))
+    sys.meta_path.insert(0, AfterImport(_C10D, rank.enter_group_at))
+    sys.meta_path.insert(0, AfterImport(_RPC, rank.enter_rpc_at))
     script = Script(arguments)
     try:
         script.run()
@@ -59,19 +60,38 @@ class Rank:
         if os.environ.get("LOCAL_RANK", "0") == "0" and told.JUDGED not in os.environ:
             start_judge(folder, os.getppid())
 
-    def enter_at(self, module: types.ModuleType) -> None:
+    def enter_group_at(self, module: types.ModuleType) -> None:
         """Begin to watch when this process first calls init_process_group."""
         begin: Callable[..., Any] = module.__dict__["init_process_group"]
 
         @functools.wraps(begin)
         def init_process_group(*args: Any, **options: Any) -> Any:
-            if self._watch is None and os.getpid() == self.told.pid:
-                from book.job.watch import Watch
-                self._watch = Watch(self.folder, self.told, self.stacks, main.__code__)
+            if self._begins():
                 self._watch.look_at_start(begin, args, options, self._found, self._written)
             return begin(*args, **options)
 
         module.__dict__["init_process_group"] = init_process_group
+
+    def enter_rpc_at(self, module: types.ModuleType) -> None:
+        """Begin to watch when this process becomes a worker of RPC: a program may have no groups of its own."""
+        begin: Callable[..., Any] | None = module.__dict__.get("init_rpc")
+        if begin is None:
+            return  # torch was built without RPC
+
+        @functools.wraps(begin)
+        def init_rpc(*args: Any, **options: Any) -> Any:
+            self._begins()
+            return begin(*args, **options)
+
+        module.__dict__["init_rpc"] = init_rpc
+
+    def _begins(self) -> bool:
+        """Begin to watch, if this process is the rank and does not yet."""
+        if self._watch is not None or os.getpid() != self.told.pid:
+            return False
+        from book.job.watch import Watch
+        self._watch = Watch(self.folder, self.told, self.stacks, main.__code__)
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """Say how the script has ended."""

@@ -19,7 +19,7 @@ from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.words import alike, counted, in_bytes, named
 
-AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
+AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first is seen only where the system tells it
 
 
 def difference(words: str, hang: Hang | None) -> str:
@@ -91,7 +91,8 @@ def _last(rank: int, calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> Col
 
 
 def _first(failed: Sequence[Member], made: Mapping[int, int]) -> Member:
-    """The one whose failure is no effect of another's; of those that died at once, the one that was least far."""
+    """The one whose failure is no effect of another's; of those that died at once, the one that the system names first,
+    else the one that was least far."""
     causes = [member for member in failed if not member.is_victim] or failed
     begin_s = min(member.failed_s() for member in causes)
     soon = [member for member in causes if member.failed_s() < begin_s + AT_ONCE_S]
@@ -99,6 +100,9 @@ def _first(failed: Sequence[Member], made: Mapping[int, int]) -> Member:
     if told_why and min(member.failed_s() for member in told_why) <= begin_s + AT_ONCE_S / 2:
         soon = told_why
         return min(soon, key=lambda member: (member.failed_s(), member.rank))
+    died_s = [member.ended_s for member in soon if member.ended_s is not None]
+    if len(died_s) == len(soon):
+        return soon[died_s.index(min(died_s))]
     return min(soon, key=lambda member: (made[member.rank], member.rank))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from book.job import ending, rates, told
 from book.job.across import ANSWER_S, EXCHANGE_S, Calls, Exchange, ranks_of, seen
+from book.job.deaths import Deaths
 from book.job.members import Member
 from book.launch import family
 from book.launch.agreement import last_calls
@@ -27,6 +28,7 @@ from book.look.timelines import Timeline, timeline_of
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import CollectiveCall, Group, Hang, Standing
 from book.waiting.message import causes_told, message
+from book.waiting.standstill import Standstill, standstill
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
@@ -42,11 +44,13 @@ class Judge:
         self._folder, self._agent, self._hang_s, self._ends_hung = folder, agent, hang_s, ends_hung
         self._attempt: Path | None = None
         self._members: dict[int, Member] = {}  # of this host
+        self._deaths = Deaths()
         self._elsewhere: dict[int, Member] = {}
         self._exchange: Exchange | None = None
         self._failed_in = 0  # the first report of this host in which a rank has failed
         self._said: list[str] = []
         self._told_hang = self._cause = ""  # the verdict on the hang that has been told, and its first cause
+        self._standstill: Standstill | None = None  # that hang
         self._told_failure = self._told_mismatch = self._told_end = self._interrupted = False
         self._calls_elsewhere: list[Calls] = []
         self._work = rates.from_environment(os.environ)
@@ -95,7 +99,7 @@ class Judge:
         """Leave in the folder what is known of the run, for its page."""
         totals = ending.totals([member.told for member in self._members.values()])
         with suppress(OSError):
-            runs.write_run(Path(self._folder), state, self._said, self._rings(), totals, self._cause)
+            runs.write_run(Path(self._folder), state, self._said, self._rings(), totals, self._cause, self._standstill)
 
     def _look(self) -> None:
         latest = told.latest(self._folder)
@@ -109,7 +113,10 @@ class Judge:
                 self._exchange = None
         now_s = time.monotonic()
         for rank, said in told.read(latest).items():
-            self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
+            if rank not in self._members:
+                self._members[rank] = Member(said, now_s)
+                self._deaths.follow(said.pid)
+            self._members[rank].look(said, now_s, self._deaths.ended_s(said.pid))
         self._meet_others(now_s)
 
     def _meet_others(self, now_s: float) -> None:
@@ -155,6 +162,7 @@ class Judge:
             hang = self._hang()
             self._say(message(hang, verdict, limit_s))
             self._cause = next(iter(causes_told(hang, verdict)), "")
+            self._standstill = standstill(hang, {rank for rank, member in self._all().items() if member.died})
             self._keep(runs.HUNG)
             if self._ends_hung:
                 self._end()

@@ -22,9 +22,11 @@ class Member:
     moved_s: float  # since when it has called nothing
     gone_s: float | None = None  # since when its process is gone
     stopped_s: float | None = None  # since when a signal keeps it from running
+    ended_s: float | None = None  # when its process ended, where the system has told; `gone_s` is when this was seen
 
-    def look(self, said: Told, now_s: float) -> None:
-        """Note what it says now, and whether its process runs."""
+    def look(self, said: Told, now_s: float, ended_s: float | None = None) -> None:
+        """Note what it says now, and whether its process runs, or when that ended."""
+        self.ended_s = ended_s
         if (said.serial, said.ended, said.entered) != (self.told.serial, self.told.ended, self.told.entered):
             self.moved_s = now_s
         self.told = said

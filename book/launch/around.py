@@ -69,9 +69,15 @@ def _inner(node: ast.AST, number: int) -> tuple[str, Any]:
     for part, value in ast.iter_fields(node):
         for inner in value if isinstance(value, list) else [value]:
             first, last = _lines(inner)
-            if first <= number <= last:
+            if first <= number <= last and not (part == "test" and _is_on_one_line(node)):
                 return part, inner
     return "", None
+
+
+def _is_on_one_line(node: Any) -> bool:
+    """Whether what an `if` decides stands behind it on its line; where its test calls nothing, a call is there."""
+    calls = any(isinstance(inner, ast.Call) for inner in ast.walk(node.test))
+    return isinstance(node, ast.If) and node.body[0].lineno == node.lineno and not calls
 
 
 def _lines(node: Any) -> tuple[int, int]:
@@ -82,6 +88,17 @@ def _lines(node: Any) -> tuple[int, int]:
 
 
 def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
+    """What decides whether a line is reached: in the innermost loop around it first, then outside of that.
+
+    A loop that breaks before a line has come to it less often: that says nothing unless it is a matter of ranks.
+    """
+    loops = _loops(path)
+    inner = next((place for place, (node, _) in enumerate(path) if node is loops[-1]), 0) if loops else 0
+    for some in (path[inner:], path[:inner]):
+        yield from _conditions_of(some, number)
+
+
+def _conditions_of(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
     """What a line stands under, innermost first; then what may leave it out by returning before it."""
     for node, part in reversed(path):
         if isinstance(node, ast.If) and part in ("body", "orelse") and not _MAIN.fullmatch(_head(node)):
@@ -92,8 +109,9 @@ def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Co
         block = getattr(node, part, None) if part in ("body", "orelse") else None
         for earlier in block if isinstance(block, list) else ():  # a lambda's body is no list
             if isinstance(earlier, ast.If) and (earlier.end_lineno or 0) < number and not earlier.orelse and (
-                    isinstance(earlier.body[-1], _ENDS)):
-                yield Condition("after", f"{_head(earlier)}: {ast.unparse(earlier.body[-1])}")
+                    isinstance(end := earlier.body[-1], _ENDS)) and (
+                    not isinstance(end, ast.Break) or _OF_RANKS.search(_head(earlier))):
+                yield Condition("after", f"{_head(earlier)}: {ast.unparse(end)}")
 
 
 def _head(node: ast.AST) -> str:

@@ -21,7 +21,8 @@ from book.waiting.doing import Doing, Kind
 from book.words import joined, listed, plural
 
 MOST_NAMES = 6
-DEVICE = "this run has no GPU: use the device that rank_device() returns, which is the CPU here"
+DEVICE = ('this run has no GPU: use torch.device("cpu"), or what rank_device() of book.device returns, a GPU if '
+          "there is one")
 _INDICES = re.compile(r"did not receive grad .*?: ([\d ]+)")
 _LIMIT = re.compile(r"(?:Timed out waiting|wait timeout after|in|after) (\d+) ?ms")
 _TIMED_OUT = re.compile(r"timed out|wait timeout after|failed to pass monitoredBarrier", re.IGNORECASE)

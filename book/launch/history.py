@@ -35,7 +35,7 @@ class _Calls:
 
 @dataclass
 class _Runs:
-    """The forwards of one model."""
+    """The forwards of one model in which DDP may call other ranks."""
     num_batches: int = 0
     counts: dict[tuple[Place, ...], int] = field(default_factory=lambda: defaultdict(int))
 
@@ -76,11 +76,11 @@ class CallCounter(Subscriber):
         _run[model] = _models[-1]
 
     def forward(self, model: Any) -> None:
-        runs = _run.get(model)
-        if runs is None:
-            return
+        runs, trains = _run.get(model), sys.modules["torch"].is_grad_enabled()
+        if runs is None or (not trains and not model.will_sync_module_buffers()):
+            return  # such a forward, as of an evaluation on one rank, needs no other rank
         runs.counts[chain(sys._getframe(1))] += 1
-        if model.training and sys.modules["torch"].is_grad_enabled():
+        if model.training and trains:
             runs.num_batches += 1
             self._batch += 1
 

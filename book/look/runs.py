@@ -11,6 +11,7 @@ import numpy as np
 
 from book.look.timelines import NUM_BYTES, Timeline, timeline_of
 from book.waiting.hang import Group
+from book.waiting.standstill import STANDS, Common, Stand, Standstill, WaitFor
 
 FILE, FORMAT = "run.json", "lockstep run 2"
 ENDED, HUNG, FAILED, INTERRUPTED = STATES = ("ended", "hung", "failed", "interrupted")
@@ -30,6 +31,7 @@ class JobRun:
     timelines: tuple[Timeline, ...]
     totals: Totals
     cause: str  # of a hang, as it was told; "" if it has none
+    standstill: Standstill | None = None  # of a hang
 
 
 def is_run(path: Path) -> bool:
@@ -38,14 +40,15 @@ def is_run(path: Path) -> bool:
 
 
 def write_run(folder: Path, state: str, said: Sequence[str], rings: Mapping[str, Timeline], totals: Totals,
-              cause: str) -> None:
+              cause: str, standstill: Standstill | None = None) -> None:
     """Tell of a run in its folder; `rings` are the files with the ranks' notes, by their paths there."""
     ranks = [{"ring": path, "rank": each.rank, "names": each.names, "on_gpu": each.on_gpu,
               "groups": [list(group) for group in each.groups]} for path, each in rings.items()]
     sums = [{"group": list(group), "name": name, "calls": calls, "bytes": size}
             for (group, name), (calls, size) in totals.items()]
     new = folder / f"{FILE}.new"
-    told = {"format": FORMAT, "state": state, "said": said, "ranks": ranks, "totals": sums, "cause": cause}
+    told = {"format": FORMAT, "state": state, "said": said, "ranks": ranks, "totals": sums, "cause": cause,
+            "standstill": standstill}
     new.write_text(json.dumps(told), "utf-8")
     new.replace(folder / FILE)
 
@@ -60,7 +63,7 @@ def read_run(path: Path) -> JobRun:
         totals = {(_group(one["group"]), str(one["name"])): (int(one["calls"]), int(one["bytes"]))
                   for one in found["totals"]}
         return JobRun(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals,
-                      str(found["cause"]))
+                      str(found["cause"]), _standstill(found.get("standstill")))
     except OSError as error:
         raise RunFileError(f"{error.filename or path} can't be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -81,6 +84,21 @@ def _timeline(folder: Path, rank: Mapping[str, Any]) -> Timeline:
         if not np.isfinite(times).all() or (times < 0).any():
             raise ValueError(f"{rank['ring']} has times that no clock shows")
     return found
+
+
+def _standstill(told: Any) -> Standstill | None:
+    """What `write_run` has written of a hang; runs of earlier versions have nothing of it."""
+    if told is None:
+        return None
+    stands, common = told
+    return Standstill(tuple(map(_stand, stands)),
+                      common and Common(_group(common[0]), int(common[1]), str(common[2])))
+
+
+def _stand(told: Any) -> Stand:
+    rank, state, does, place, waits = told
+    return Stand(int(rank), STANDS[STANDS.index(state)], str(does), str(place),
+                 tuple(WaitFor(str(kind), tuple(map(int, ranks))) for kind, ranks in waits))
 
 
 def _group(told: Any) -> Group:

@@ -40,8 +40,7 @@ def show(arguments: list[str]) -> int:
         found = shown(files_in(asked.files))
         if found.lines and asked.out:
             from book.report.page import page
-            asked.out.write_text(page("What the files of a job say", [*_lines(found)], found.timelines, found.totals,
-                                      found.end, found.hangs, found.moments), "utf-8")
+            asked.out.write_text(page("What the files of a job say", [*_lines(found)], found), "utf-8")
     except (DumpError, OSError) as error:
         found = Shown(problems=[str(error)])
     if not found.lines:

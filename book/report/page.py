@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from book.look.runs import ENDED, FAILED, HUNG, INTERRUPTED, JobRun, Totals
-from book.look.timelines import Timeline
-from book.look.told import end_told
+from book.look.runs import ENDED, FAILED, HUNG, INTERRUPTED, JobRun
+from book.report.drawn import drawn
+from book.report.shown import Shown, of_run
 from book.widgets.calls import Calls, totals_table
 from book.widgets.registry import standalone
 
@@ -25,18 +25,16 @@ th:nth-child(n + 3), td:nth-child(n + 3) { text-align: right; font-variant-numer
 TITLES = {ENDED: "has ended", HUNG: "hangs", FAILED: "has failed", INTERRUPTED: "was interrupted"}
 
 
-def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), totals: Totals | None = None,
-         end: str = "", hangs: bool = False, moments: Sequence[tuple[float, str]] | None = None) -> str:
-    """The HTML; without timelines there is no picture, which ends with the sentence `end`, without totals no table.
-
-    `moments` are those of timelines by the clocks of hosts.
-    """
+def page(title: str, said: Sequence[str], found: Shown) -> str:
+    """The HTML; without timelines there is no picture, without totals no table, and of what does not hang no graph."""
     parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{''.join(map(_line, said))}</pre>"]
-    if any(len(each.calls) for each in timelines):
-        parts.append(Calls(timelines, end=end, hangs=hangs, moments=moments).html())
-    if totals:
-        parts += ["<h2>What was called</h2><div class=wide>",
-                  totals_table(totals), "</div>"]
+    if found.standstill:
+        parts += ["<h2>Who waits for whom</h2>", drawn(found.standstill.stands)]
+    if any(len(each.calls) for each in found.timelines):
+        parts.append(Calls(found.timelines, end=found.end, hangs=found.hangs, common=found.common,
+                           by_hosts=found.by_hosts).html())
+    if found.totals:
+        parts += ["<h2>What was called</h2><div class=wide>", totals_table(found.totals), "</div>"]
     return standalone("calls", title, "\n".join(parts))
 
 
@@ -49,4 +47,4 @@ def _line(said: str) -> str:
 def write_run_page(path: Path, run: JobRun) -> None:
     """Write the page of a run to a file."""
     title = f"A run of {len(run.timelines)} ranks that {TITLES[run.state]}"
-    path.write_text(page(title, run.said, run.timelines, run.totals, end_told(run), run.state == HUNG), "utf-8")
+    path.write_text(page(title, run.said, of_run(run)), "utf-8")

@@ -8,14 +8,16 @@ from pathlib import Path
 from book.look.arrivals import arrivals
 from book.look.dumps import DumpError, read_dumps
 from book.look.flights import sentences
+from book.look.gpu_memory import is_snapshot, read_snapshot
 from book.look.profiles import TraceFileError, is_profile, read_profile
 from book.look.recorded import timelines_in
-from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
-from book.look.gpu_memory import is_snapshot, read_snapshot
+from book.look.runs import HUNG, JobRun, RunFileError, Totals, is_run, read_run
 from book.look.timelines import Timeline
 from book.look.told import dumps_told, end_told, late_told, profiles_told, snapshot_told, timelines_told
-from book.report.traces import Moment, timelines_of, timelines_of_dumps, trace_told
+from book.report.standing import Moment, common_of, common_told, standstill_of
+from book.report.traces import timelines_of, timelines_of_dumps, trace_told
 from book.trace import Trace, TraceError
+from book.waiting.standstill import Standstill
 
 HEAD = 64  # bytes of a file in which this book's forms show
 TRACE, RECORDING = b'{"format": "lockstep trace', b'{"format": "lockstep recording'
@@ -25,7 +27,8 @@ TRACE, RECORDING = b'{"format": "lockstep trace', b'{"format": "lockstep recordi
 class Shown:
     """What files say: lines, and why others can't be read; what there is for a picture, and the sentence at its end.
 
-    `moments` are of a picture of Flight Recorder dumps, whose times are by the clocks of hosts.
+    Of a hang `standstill` says who waits for whom, and `common` when all had last made a call together. The picture of
+    Flight Recorder dumps has times `by_hosts`, by the clock of each.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -34,7 +37,9 @@ class Shown:
     totals: Totals = field(default_factory=dict)
     end: str = ""
     hangs: bool = False
-    moments: Sequence[Moment] | None = None
+    standstill: Standstill | None = None
+    common: Moment | None = None
+    by_hosts: bool = False
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -84,10 +89,15 @@ def _tell(found: Shown, paths: Sequence[Path], add: Callable[[Shown, Sequence[Pa
 
 
 def _add_run(found: Shown, paths: Sequence[Path]) -> None:
-    run = read_run(paths[0])
-    found.lines += run.said or [*timelines_told(run.timelines)]
-    found.timelines, found.totals = run.timelines, run.totals
-    found.end, found.hangs = end_told(run), run.state == HUNG
+    run = of_run(read_run(paths[0]))
+    vars(found).update(vars(run), lines=found.lines + run.lines, problems=found.problems)
+
+
+def of_run(run: JobRun) -> Shown:
+    """What a run of `lockstep run` says."""
+    hangs = run.state == HUNG
+    return Shown([*(run.said or timelines_told(run.timelines))], [], run.timelines, run.totals, end_told(run), hangs,
+                 run.standstill if hangs else None, common_of(run) if hangs else None)
 
 
 def _add_trace(found: Shown, paths: Sequence[Path]) -> None:
@@ -132,7 +142,10 @@ def _add_dumps(found: Shown, paths: Sequence[Path]) -> None:
     if not flights:
         return
     found.lines += dumps_told(flights)
-    timelines, moments = timelines_of_dumps(flights)
+    timelines, moment_s, common = timelines_of_dumps(flights)
+    if found.standstill is None and any(sentences(flights)):
+        found.standstill = standstill_of(flights, common)
     if timelines and not found.timelines:
-        found.timelines, found.moments, found.hangs = timelines, moments, True
+        found.timelines, found.hangs, found.by_hosts = timelines, True, True
         found.end = "; ".join(sentences(flights)) + "."
+        found.common = (moment_s, common_told(found.standstill)) if common and found.standstill else None

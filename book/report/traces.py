@@ -11,10 +11,10 @@ from book.look.timelines import ORIGIN_S, Timeline, timeline
 from book.look.told import timelines_told
 from book.trace import Trace
 from book.waiting.hang import Group
+from book.waiting.standstill import Common
 from book.words import counted
 
 LAST = 6  # collectives of a rank that are shown before those that are not done
-Moment = tuple[float, str]  # seconds on a timeline's clock, and what is to be said then
 
 
 def timelines_of(found: Arrivals) -> list[Timeline]:
@@ -25,15 +25,16 @@ def timelines_of(found: Arrivals) -> list[Timeline]:
             for place, rank in enumerate(found.ranks)]
 
 
-def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], list[Moment]]:
-    """Each rank's last collectives, and when all had made the one before that in which ranks wait; by hosts' clocks.
+def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], float, Common | None]:
+    """Each rank's last collectives; when all had made the one before that in which ranks wait, and which it was.
 
-    No dump says when a call was over. It was not before the last of its ranks had come, which is when it ends here.
+    Times are by hosts' clocks. No dump says when a call was over. It was not before the last of its ranks had come,
+    which is when it ends here.
     Nothing where no rank waits, or where the dumps have no times.
     """
     stuck, calls = waits(flights), [call for flight in flights for call in flight.calls]
     if not stuck or not all(call.time_ns for call in calls):
-        return [], []
+        return [], 0.0, None
     first_ns, came_ns = min(call.time_ns for call in calls), defaultdict[tuple[str, int], int](int)
     for call in calls:
         came_ns[call.group, call.number] = max(came_ns[call.group, call.number], call.time_ns)
@@ -47,9 +48,9 @@ def timelines_of_dumps(flights: Sequence[FlightDump]) -> tuple[list[Timeline], l
     group, before = stuck[0].group, stuck[0].number - 1
     common = [call for flight in flights if (call := flight.at(group, before))]
     if len(common) < len(flights):
-        return found, []
-    return found, [(ORIGIN_S + (came_ns[group, before] - first_ns) / 1e9,
-                    f"Here all of these ranks had made call {before}, {common[0].what}.")]
+        return found, 0.0, None
+    return (found, ORIGIN_S + (came_ns[group, before] - first_ns) / 1e9,
+            Common(Group(group, tuple(flight.rank for flight in flights)), before, common[0].what))
 
 
 def trace_told(trace: Trace) -> Iterator[str]:

@@ -6,6 +6,7 @@
     causes     CAUSES: the sentences that say why, one function each
     counts     those that count: which rank has called a line more often than another, and since when
     message    what a reader gets to see of all that
+    standstill the same for a picture: who waits for whom, and what all had done before
 
 Who finds the facts is in the rooms above: `launch` asks its own ranks, `record.flight` reads what ranks have dumped.
 Facts are matched by kind and fields; their words are made once, at the end, and nobody reads them back. To change the

@@ -18,7 +18,8 @@ NO_CALLS = History(0, {}, (), None)
 def out_of_step(hang: Hang) -> Iterator[str]:
     """Ranks that have run a model in DDP more often than others, or called a line of a collective that hangs."""
     histories = _histories(hang)
-    for look in (_swallowed, _forwards_of_some, _left_out, _uneven, _parted, _counts):
+    for look in (_swallowed, _left_out, _forwards_of_some, _left_to_ddp, _uneven, _parted, _counts,
+                 _unsynchronised):
         if sentences := list(dict.fromkeys(sentence for each in histories for sentence in look(hang, each))):
             yield from sentences
             return
@@ -112,20 +113,28 @@ def _under(line: CallSite) -> str:
 
 # Lines of collectives
 
-def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
-    """Lines at which ranks wait, and that stand under a condition that has not held on others."""
+def _left_out(hang: Hang, histories: Mapping[int, History], owned: bool = False) -> Iterator[str]:
+    """Lines at which ranks wait, in calls of their own, and that stand under a condition that has not held on others.
+    """
     batches = {rank: sum(model.num_batches for model in hang.ranks[rank].models) for rank in histories}
     waiting = {rank: history for rank, history in histories.items() if history.last and history.last[-1].line.condition}
     if len({history.last[-1] for history in waiting.values()}) > 1:
         return  # the ranks took different branches, and the message shows both
     for rank, history in waiting.items():
         made = history.last[-1]
+        if bool(made.owner) != owned:
+            continue
         who = alike((other, its.counts.get(made, 0)) for other, its in histories.items())
         fewer = [other for count, ranks in who.items() if count < history.counts[made] for other in ranks]
         # A rank that has had fewer batches has not left the line out: it has not come to it.
         if fewer and all(batches[other] >= batches[rank] for other in fewer):
             yield _come(who, made.line)
             return
+
+
+def _left_to_ddp(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """The same of lines at which DDP and its like make the call."""
+    yield from _left_out(hang, histories, owned=True)
 
 
 def _come(who: Mapping[int, Sequence[int]], line: CallSite) -> str:
@@ -175,6 +184,23 @@ def _why_fewer(line: CallSite, fewer: Sequence[int]) -> str:
         return (f": did {named(sorted(fewer))} catch an error before it? `{line.handler.text}` goes "
                 f"on{_at(line.handler.goes_on)}")
     return f": compare what `{line.loop}` goes over on each rank" if line.loop else ""
+
+
+def _unsynchronised(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """Ranks that have ended, and whose DDP has summed gradients in fewer backwards than others', of as many batches."""
+    batches = {sum(model.num_batches for model in hang.ranks[rank].models) for rank in histories}
+    if len(batches) > 1:
+        return
+    for made in dict.fromkeys(made for history in histories.values() for made in history.counts):
+        who = alike((rank, history.counts.get(made, 0)) for rank, history in histories.items())
+        least = who[min(who)]
+        if made.owner == "DDP" and made.in_backward and len(who) > 1 and all(
+                hang.ranks[rank].doing.returned for rank in least):
+            yield (f"{named(who[max(who)])} {agree('has', who[max(who)])} summed gradients in {max(who)} backwards, "
+                   f"{named(least)} in only {min(who)}, of as many batches, at {made.line.place}: did "
+                   f"{named(least)} leave it out, by no_sync() or require_backward_grad_sync? From then on the sums "
+                   "are of different batches")
+            return
 
 
 # Messages

@@ -50,6 +50,7 @@ class History(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model in DDP: its batches (forwards in training, with gradients), and how often each line has run it."""
+    """A model in DDP: its batches (forwards in training, with gradients), and how often each line has run it so that
+    DDP may call other ranks."""
     num_batches: int
     forwards: dict[CallSite, int]

@@ -89,6 +89,7 @@ const kind = {
 
 define("calls", () => (el, data, opts) => {
   const view = mountScene(el, data, opts, kind);
-  view.control.go(TICKS); // a report is read as a whole, and played by whoever wants to
+  // A report is read as a whole, and played by whoever wants to; that of a hang from where all still went on.
+  view.control.go(data.runs[0].opens ?? TICKS);
   return view;
 });

@@ -35,17 +35,18 @@ Blocks = list[tuple[int, float, float]]  # what a rank did, and from when to whe
 class Calls(Page):
     """The picture of the last exchanges of a job, from the notes of its ranks; `end` says how it ended.
 
-    `moments` are given where each rank has its host's clock, so that nothing can be said of who is late: a time in
-    seconds and a sentence each.
+    Of one that hangs `common` is when its ranks had last made a call together, in seconds, and a sentence: the picture
+    opens there. With `by_hosts` each rank has its host's clock, so that nothing can be said of who is late.
     """
 
     widget = "calls"
 
     def __init__(self, timelines: Sequence[Timeline], title: str = "The last exchanges", end: str = "",
-                 hangs: bool = False, moments: Sequence[tuple[float, str]] | None = None):
-        self.timelines, self.title, self._end, self._moments = tuple(timelines), title, end, moments
+                 hangs: bool = False, common: tuple[float, str] | None = None, by_hosts: bool = False):
+        self.timelines, self.title, self._end = tuple(timelines), title, end
+        self._common, self._by_hosts = common, by_hosts
         self.traces = {}
-        self._found = arrivals_of(self.timelines) if moments is None else None
+        self._found = None if by_hosts else arrivals_of(self.timelines)
         self._window = _window(self.timelines, self._found, hangs)
 
     def with_trace(self, what: Any) -> Calls:
@@ -57,24 +58,31 @@ class Calls(Page):
         start_s, end_s = self._window
         lanes = [flat(blocks(each, self._found, position, self._window), self._window)
                  for position, each in enumerate(self.timelines)]
-        source = "as the ranks noted it" if self._moments is None else "by the clock of each host"
+        source = "by the clock of each host" if self._by_hosts else "as the ranks noted it"
         run = {"source": source, "duration_s": float(f"{end_s - start_s:.6g}"),
                "names": [each.rank for each in self.timelines], "lanes": lanes, "stops": self._stops(),
                "figures": self._figures()}
+        if self._common is not None:
+            run["opens"] = self._opens(self._common[0])
         return {"title": self.title, **arranged({"": run}, None, None)}
+
+    def _opens(self, moment: float) -> int:
+        """Where the picture opens: a stop of its own, so it is neither the start nor the end."""
+        return min(TICKS - 1, max(1, tick(moment, self._window)))
 
     def _stops(self) -> list[dict[str, Any]]:
         before, shown = 0, in_seconds(self._window[1] - self._window[0], "ms")
         stops: list[dict[str, Any]] = [{"t": 0, "say": [["", f"The last {shown}."]]}]
-        for t, words in self._exchanges():
+        for t, words in sorted(self._exchanges(), key=lambda one: one[0]):
             if before < t < TICKS:
                 before = t
                 stops.append({"t": t, "say": [words]})
         return [*stops, {"t": TICKS, "say": [["", capitalised(self._end) or "The end."]]}]
 
     def _exchanges(self) -> Iterator[tuple[int, list[str]]]:
-        """When the last rank came to each exchange, and by how much; the given moments."""
-        yield from ((tick(moment, self._window), ["", said]) for moment, said in self._moments or ())
+        """When the last rank came to each exchange, and by how much; where the picture opens."""
+        if self._common is not None:
+            yield self._opens(self._common[0]), ["", self._common[1]]
         if self._found is None:
             return
         for starts, last in zip(self._found.starts_s, self._found.last):

@@ -78,6 +78,21 @@ function buttons(parent, { label, values }, at, act) {
 
 // # a reader's own recording: it is read here, and goes nowhere
 const MOST_BYTES = 20e6;
+// Other files that jobs leave, by what is in their first bytes.
+const TAKES = "Show a file of run.trace.to_json() beside this; it stays in this page. For others: lockstep show";
+const HEAD = 4096;
+const OTHERS = [
+  [/^\x1f\x8b/, "is compressed, as profiler traces are"],
+  [/^\x80|"(entries|pg_config|pg_status)"|lockstep flight/, "is a Flight Recorder dump"],
+  [/"(traceEvents|schemaVersion|deviceProperties)"/, "is a profiler trace"],
+  [/^\{"format": ?"lockstep (run|recording)/, "is of a whole job"],
+];
+
+/** What a file is that `lockstep show` reads, and a page does not; undefined if that is not seen. */
+async function otherFile(file) {
+  const head = String.fromCharCode(...new Uint8Array(await file.slice(0, HEAD).arrayBuffer()));
+  return /^\{"format": ?"lockstep trace/.test(head) ? undefined : OTHERS.find(([mark]) => mark.test(head))?.[1];
+}
 
 /**
  * A button and the figure itself take a file: `show` gets its trace, or null and what is wrong with the file. The
@@ -86,20 +101,20 @@ const MOST_BYTES = 20e6;
 function takesFiles(root, bar, show) {
   const read = async file => {
     try {
+      const other = await otherFile(file);
+      if (other) throw new Error(`it ${other}. lockstep show ${file.name} --out page.html makes a page of it.`);
       if (file.size > MOST_BYTES) throw new Error(`This file is too large: ${bytes(file.size)} of at most 20 MB.`);
       show(Trace.from_json(await file.text()));
     } catch (error) {
       show(null, `${file.name}: ${error.message}`);
     }
   };
-  const input = make("input", root, { type: "file", accept: ".json", hidden: "", "aria-label": "recording" });
+  const input = make("input", root, { type: "file", hidden: "", "aria-label": "recording" });
   input.onchange = () => {
     if (input.files.length) read(input.files[0]);
     input.value = "";
   };
-  pill(bar, "Your recording…", "Show a file of run.trace.to_json() beside this; it stays in this page", () => {
-    input.click();
-  });
+  pill(bar, "Your recording…", TAKES, () => input.click());
   root.dataset.takes = "";
   const drag = e => {
     const on = e.target.closest?.(".lockstep-player");

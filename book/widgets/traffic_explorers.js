@@ -3,7 +3,7 @@
 import { range, make, bytes, short, sum, and, num } from "./scene.js";
 import { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim, lasting, drawBoth } from "./explorer.js";
 import * as collectives from "../twin/collectives.js";
-import { Link } from "../twin/links.js";
+import { Link, ring_all_reduce_s } from "../twin/links.js";
 import * as plan_bytes from "../twin/plan_bytes.js";
 import { Moves, Schedule } from "../twin/schedule.js";
 import { durationOf, moveTimes } from "../twin/simulate.js";
@@ -112,12 +112,38 @@ function figuresOfRace({ runs }, { ranks, num_bytes }) {
 
 const LANES = { send: "F", collective: "B", compute: "W" };
 const SAID = { send: "message sent", collective: "collective", compute: "computing" };
-const NO_MESSAGES = "This recording has no messages with times: launch with record=True.";
+const NO_MESSAGES = "This recording has no messages with times, and no collectives: launch with record=True.";
 
 /** A reader's recording above the ring that does as much on the links that are chosen. */
-function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data) {
+function besideRing(parent, W, trace, chosen, data) {
   const isSend = ({ kind }) => kind === "send";
-  const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSend);
+  const isSent = ({ kind }) => kind === "send" || kind === "collective";
+  const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSent);
+  return (events.some(isSend) ? besideMessages : besideCollectives)(parent, W, { trace, n, events }, chosen, data);
+}
+
+/** A recording of collectives alone, above its all-reduces as rings on these links. */
+function besideCollectives(parent, W, { n, events }, { latency_s, bandwidth_bytes_per_s }, data) {
+  const link = new Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
+  const yours = events.map(e => ({ ...e, kind: LANES[e.kind], text: "" }));
+  const all = events.filter(({ kind }) => kind === "collective");
+  const called = all.filter(({ lane }) => lane === all[0].lane); // of one rank
+  const reduces = called.filter(({ op }) => op === "all_reduce");
+  let free = 0;
+  const rings = reduces.flatMap(({ num_bytes }) => {
+    const [start, end] = [free, (free += ring_all_reduce_s(n, num_bytes ?? 0, link))];
+    return range(n, lane => ({ lane, kind: "B", start, end, text: "" }));
+  });
+  const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
+  const both = [["your recording", yours], ["its all-reduces as rings", rings]].slice(0, rings.length ? 2 : 1);
+  const [took, ideal] = drawBoth(parent, W, range(n, r => `rank ${r}`), kinds, both);
+  const rest = rings.length ? `; ${num(reduces.length, "all-reduce")} as rings on these links, ${short(ideal)}.` : ".";
+  return [["", ` Your recording: ${num(n, "rank")}, ${num(called.length, "collective")}, `], [short(took), rest]];
+}
+
+/** One of messages, above a ring that sends as much. */
+function besideMessages(parent, W, { trace, n, events }, { latency_s, bandwidth_bytes_per_s }, data) {
+  const isSend = ({ kind }) => kind === "send";
   const buffer = (max(...trace.message_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
   const ring = scheduleOf("ring_all_reduce", n);
   const link = new Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
