@@ -15,7 +15,12 @@ from book.cost import (ADAM_MIXED, MACHINES, MODELS, LayerShape, Layout, activat
 from book.cost.answer import told as plan_told
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
 from book.cost.machines import SOFTWARE
+from book.cost.measured import data_sets
+from book.cost.scoreboard import measured
 from book.cost.traffic import pipeline_sends
+from book.faults import Job, daly, expected_goodput
+from book.pipelines import one_f_one_b
+from book.simulate import simulate_pipeline
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
 from book.widgets.step_explorers import expert_loads
@@ -518,6 +523,90 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert f"{6 * 32 * model.sizes.expert_parameters * 8 * 63 / 64 / 1e12:.1f} TB in a step" in says
     assert f"take {found.launch_s:.1f} of the {spread.step_s:.0f} seconds of a step for that" in says
     assert 989e12 / 3.35e12 == pytest.approx(295, abs=0.5) and "below 295 rows" in says
+
+
+def test_chapters_2_to_14_open_with_what_fails_and_close_in_the_ledger() -> None:
+    for chapter in range(2, 15):
+        before, *after = told(chapter).split("\n## ")
+        assert "**What still fails.**" in before + after[0], chapter
+        assert any(section.startswith("In the ledger") for section in after), chapter
+    for chapter in range(11, 15):
+        closing = told(chapter).partition("## In the ledger")[2].partition("\n## ")[0]
+        assert "**Solved:**" in closing and "**Left open:**" in closing, chapter
+
+
+def test_chapter_11_says_what_other_networks_make_of_the_lines() -> None:
+    says, h100s = told(11), cluster_of("h100", 64, SOFTWARE[0])
+    worse, better = replace(h100s, across_bytes_per_s=50e9 / 8), replace(h100s, gpus_per_node=64)
+    zero, *others = [[entry(way.model, way.layout, gpu=network) for network in (h100s, worse, better)]
+                     for way in STORY if way.model == "llama3-70b" and not way.opens]
+    assert zero[0] == STORY[6].line and f"sends {zero[0].crossing_bytes / 1e12:.0f} TB to other nodes in a step" in says
+    assert f"trains on {speed(zero[1])} tokens a second instead of {speed(zero[0])}, and on NVLink it would" in says
+    assert f"would train on {speed(zero[2])}." in says
+    across = sorted(round(line.crossing_bytes / 1e9) for line, *_ in others)
+    lost = sorted(round(100 * (1 - row[1].tokens_per_s / row[0].tokens_per_s)) for row in others)
+    assert f"send {across[0]} to {across[-1]} GB, and lose {lost[0]} to {lost[-1]} %" in says
+    assert f"50 GB/s to itself, of which it reaches {50 * h100s.overheads.across_share:.0f}" in says
+
+
+def test_chapter_12_says_what_failures_leave_of_a_line() -> None:
+    says, day = told(12), 24 * 3600
+    node_s = 54 * day / 419 * 2048
+    small, large = (Job(num_gpus // 8, node_s, 60, 300) for num_gpus in (64, 16384))
+    line = STORY[-1].line
+    [row] = [row for row in data_sets()["llama3-paper"].rows
+             if row.layout.num_gpus == 16384 and row.model.num_tokens == 8192]
+    published = row.global_batch * 8192 / row.step_s / 16384
+
+    def kept(job: Job) -> float:
+        return expected_goodput(job, daly(job.save_s, job.job_mtbf_s))
+
+    days = 2e12 / line.tokens_per_s / 64 / day
+    assert f"trains on {speed(line)} tokens a second and GPU" in says and f"to go on for {days:.0f} days" in says
+    assert f"interrupted once in {small.job_mtbf_s / day:.0f} days, ten times" in says
+    assert days * day / small.job_mtbf_s == pytest.approx(10, abs=0.5)
+    assert f"{line.tokens_per_s * kept(small):,.0f} tokens are left of {speed(line)}" in says and kept(small) > 0.99
+    assert kept(small) - expected_goodput(small, day) == pytest.approx(0.01, abs=0.001)
+    assert expected_goodput(large, day) < 0.005
+    assert (f"{published:.0f} tokens become {published * kept(large):.0f}, and "
+            f"{published * kept(replace(large, restart_s=900)):.0f} if") in says
+    assert f"for 5 s, they are {published * kept(replace(large, save_s=5)):.0f}" in says
+
+
+def test_chapter_13_says_what_one_late_gpu_costs() -> None:
+    says, [way] = told(13), [way for way in STORY if way.chapter == 10]
+    line, bar = way.line, plan_told(way.model, 64, way.layout)
+    more_s = (line.step_s - line.exposed_s - line.idle_s) / 10
+    step_s = line.step_s + more_s
+    assert f"trains on {speed(line)} tokens a second" in says
+    assert f"Your log says {line.tokens_per_s * line.step_s / step_s:.0f}." in says
+    assert bar.low_s < step_s < bar.high_s and "still inside the error bar" in says
+    assert (f"takes {more_s:.1f} seconds from each step of the 63 others, and "
+            f"{24 * 64 * more_s / step_s:.0f} GPU hours from each day") in says
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_a_late_stage_makes_the_step_longer_by_what_it_computes_longer(late: int) -> None:
+    """What chapter 13 adds: the pipeline has that stage's pace, but for its fill and drain."""
+    even, slow = (simulate_pipeline(one_f_one_b(4, 256), 1, 2, slowdown=slowdown).duration_s
+                  for slowdown in ({}, {late: 1.1}))
+    assert 0.1 * 3 * (256 - 3) - 1e-9 <= slow - even <= 0.1 * 3 * 256 + 1e-9
+
+
+def test_chapter_14_says_what_was_published_of_the_planned_layout() -> None:
+    says, some = told(14), measured()
+    rows = {row.precision: (row, 64 * row.step_s, ratio) for row, ratio in zip(some.rows, some.ratios)
+            if (row.name, row.machine, row.layout.num_gpus) == ("llama3-70b", "h100", 64)}
+    [way] = [way for way in STORY if way.chapter == 10]
+    eight, plain = rows["fp8"][0].layout, rows["bf16"][0].layout
+    assert replace(eight, stages_per_rank=1) == way.layout and f"{eight.stages_per_rank}" == "5"
+    assert (plain.zero_stage, plain.tp, plain.pp, plain.cp) == (3, 1, 1, 2)
+    rates = {name: (row.global_batch * 8192 / spent, row.global_batch * 8192 / spent / ratio)
+             for name, (row, spent, ratio) in rows.items()}
+    assert "its step has 128 sequences" in says and rows["fp8"][0].global_batch == 128
+    assert "It trains on {:,.0f} tokens a second, where the estimate is {:,.0f}".format(*rates["fp8"]) in says
+    assert "It reaches {:,.0f} in 16 bits, and the estimate is {:,.0f}".format(*rates["bf16"]) in says
+    assert f"The ledger's {speed(way.line)} are an estimate" in says
 
 
 # In a page

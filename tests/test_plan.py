@@ -27,6 +27,7 @@ from book.cost import published
 from book.cost.__main__ import main
 from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, torchtitan_config
 from book.cost.layouts import all_layouts, divides, divisors, stage_layers, stages_in_words
+from book.cost.ledger import SEQUENCES, STORY
 from book.cost.models import SOURCES
 from book.cost.published import A100, FITTED, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted
 from book.cost.search import explain, search, usable_bytes
@@ -469,6 +470,16 @@ def test_a_plan_is_read_back_as_it_was(name: str, gpus: int, stages: tuple[int, 
     read = read_torchtitan(torchtitan_config(found))
     assert (read.model_name, read.layout) == (name, found.layout)
     assert (read.num_tokens, read.global_batch) == (found.model.num_tokens, found.search.global_batch)
+
+
+def test_a_layout_of_ones_own_is_written_as_a_plan_is(capsys: pytest.CaptureFixture[str]) -> None:
+    [way] = (way for way in STORY if way.chapter == 10)
+    words = "pp=4,dp=2,tp=4,cp=2,zero=1,sp=1"
+    assert main(["estimate", way.model, "--gpus", "64", "--layout", words, "--config", "torchtitan"]) == 0
+    read = read_torchtitan(capsys.readouterr().out)
+    assert (read.layout, read.global_batch) == (way.layout, SEQUENCES)
+    assert main(["estimate", way.model, "--gpus", "64", "--layout", words, "--train", "lora", "--config",
+                 "megatron"]) == 2
 
 
 def test_what_a_file_leaves_out_is_torchtitans_own() -> None:

@@ -2,7 +2,7 @@
 
     lockstep plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
     lockstep plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
-    lockstep estimate llama3-70b --gpus 64 --layout pp=4,dp=2,tp=8,zero=1,recompute=half
+    lockstep estimate llama3-70b --gpus 64 --layout pp=4,dp=2,tp=8,zero=1,recompute=half    --config too
     lockstep plan llama3-8b --gpus 1 --gpu rtx4090 --train lora --sequence 2048    --optimizer, --offload
     lockstep read planned.py --gpus 64                        what a file for torchtitan will send, by axis
     lockstep scoreboard                                       how far off it is, set by set
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from book.cost.answer import MeasuredStep, plan, told
+from book.cost.answer import LayoutAnswer, MeasuredStep, Plan, plan, told
 from book.cost.board import scoreboard
 from book.cost.configs import CONFIGS, read_torchtitan
 from book.cost.layouts import layout_of
@@ -48,7 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--tokens", type=float, default=0.0, help="to train on, such as 2e12")
     one.add_argument("--price", type=float, default=0.0, help="dollars for a GPU hour")
     one.add_argument("--zero", metavar="STAGES", default="", help="stages of ZeRO allowed in pipelines too: 0,1,2,3")
-    one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
     two = kinds.add_parser("estimate", help="a layout of your own: memory and time, part by part, with an error bar")
     two.set_defaults(answer=_told)
     _ask(two)
@@ -80,6 +79,7 @@ def _ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
     parser.add_argument("--software", help=f"{', '.join(SOFTWARE)}; default: that of --config, or {SOFTWARE[0]}")
     parser.add_argument("--precision", default="bf16", help="bf16, fp8")
+    parser.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
     parser.add_argument("--measured", metavar="SECONDS,pp=2,dp=4,...",
                         help="a step of your own, its layout, and memory=60e9 if you know a GPU's peak")
     _ask_tuning(parser)
@@ -87,9 +87,12 @@ def _ask(parser: argparse.ArgumentParser) -> None:
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     """What both were asked, as `plan` and `told` take it."""
+    if options.config and _tuning(options) != FULL:
+        raise ValueError("--config writes options that train everything with Adam: leave out --train, "
+                         "--frozen-layers, --optimizer and --offload")
     return {"model": options.model, "gpus": options.gpus, "gpu": options.gpu, "batch": options.batch,
             "num_tokens": options.sequence, "precision": options.precision,
-            "software": options.software or getattr(options, "config", None) or SOFTWARE[0],
+            "software": options.software or options.config or SOFTWARE[0],
             "measured": _measured(options.measured, options.gpus), "tuning": _tuning(options)}
 
 
@@ -107,18 +110,19 @@ def _tuning(options: argparse.Namespace) -> Tuning:
 
 
 def _plan(options: argparse.Namespace) -> str:
-    if options.config and _tuning(options) != FULL:
-        raise ValueError("--config writes options that train everything with Adam: leave out --train, "
-                         "--frozen-layers, --optimizer and --offload")
     if not set(options.zero) <= set("0123,"):
         raise ValueError(f"--zero is stages such as 0,1,2,3, not {options.zero}")
     stages = tuple(int(stage) for stage in options.zero.split(",") if stage)
     found = plan(**_asked(options), tokens=options.tokens, price=options.price, zero_stages=stages)
-    return CONFIGS[options.config](found) if options.config else str(found)
+    return _written(found, options)
 
 
 def _told(options: argparse.Namespace) -> str:
-    return str(told(**_asked(options), layout=layout_of(options.layout, options.gpus)))
+    return _written(told(**_asked(options), layout=layout_of(options.layout, options.gpus)), options)
+
+
+def _written(found: Plan | LayoutAnswer, options: argparse.Namespace) -> str:
+    return CONFIGS[options.config](found) if options.config else str(found)
 
 
 def _measured(text: str | None, num_gpus: int) -> MeasuredStep | None:

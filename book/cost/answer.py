@@ -74,14 +74,24 @@ class Plan:
         return found
 
     @property
+    def cluster(self) -> Cluster:
+        """The GPUs that it is for."""
+        return self.search.cluster
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.search.global_batch
+
+    @property
     def tokens_a_step(self) -> int:
         """Tokens of the batch."""
-        return self.search.global_batch * self.model.num_tokens
+        return self.global_batch * self.model.num_tokens
 
     @property
     def gpu_hours(self) -> float:
         """GPU hours for all tokens, without failures or restarts."""
-        return self.tokens / self.tokens_a_step * self.cost.step_s * self.search.cluster.num_gpus / 3600
+        return self.tokens / self.tokens_a_step * self.cost.step_s * self.cluster.num_gpus / 3600
 
     @property
     def dollars(self) -> float:
@@ -280,10 +290,10 @@ def reached(model: Transformer, cluster: Cluster, gpu: str) -> tuple[float, floa
     return best.mfu, 0.9 if same else 0.8, whose
 
 
-def _about(found: Plan | LayoutAnswer, cluster: Cluster, batch: int, speed: str = "") -> Iterator[str]:
+def _about(found: Plan | LayoutAnswer, speed: str = "") -> Iterator[str]:
     """What was asked, the layout, the seconds of its step, and how certain these are."""
-    cost = found.cost
-    yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {batch:,} sequences of "
+    cost, cluster = found.cost, found.cluster
+    yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {found.global_batch:,} sequences of "
            f"{found.model.num_tokens:,} tokens a step")
     yield f"layout   {found.layout}"
     num_stages = found.layout.pp * found.layout.stages_per_rank
@@ -337,7 +347,7 @@ def _held(cost: Estimate, usable: float, frozen: float, room: float, scale: floa
 def _told(found: LayoutAnswer) -> Iterator[str]:
     cost, cluster = found.cost, found.cluster
     rate = found.global_batch * found.model.num_tokens / cost.step_s / cluster.num_gpus
-    yield from _about(found, cluster, found.global_batch, f", {rate:,.0f} tokens a second on each GPU")
+    yield from _about(found, f", {rate:,.0f} tokens a second on each GPU")
     for part in PARTS:
         seconds = getattr(cost, part)
         if seconds >= 0.0005 * cost.step_s:
@@ -352,8 +362,8 @@ def _told(found: LayoutAnswer) -> Iterator[str]:
 
 
 def _lines(found: Plan) -> Iterator[str]:
-    cost, cluster = found.cost, found.search.cluster
-    yield from _about(found, cluster, found.search.global_batch)
+    cost, cluster = found.cost, found.cluster
+    yield from _about(found)
     mfu, far, whose = reached(found.model, cluster, found.gpu_key)
     if cost.mfu < far * mfu and found.tuning == FULL:
         yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from book.columns import Columns
-from book.cost.answer import Plan
+from book.cost.answer import LayoutAnswer, Plan
 from book.cost.layouts import Layout, known, stage_layers
 from book.cost.machines import cluster_of
 from book.cost.models import model_named
@@ -48,8 +48,8 @@ def planned():
 '''
 
 
-def torchtitan_config(plan: Plan) -> str:
-    """The plan as a module for torchtitan 0.3, which reads Python: a function that its `--config` names.
+def torchtitan_config(plan: Plan | LayoutAnswer) -> str:
+    """The layout as a module for torchtitan 0.3, which reads Python: a function that its `--config` names.
 
     ZeRO-3 is FSDP there, ZeRO-2 is FSDP without resharding after forward, which in a pipeline, where gradients are
     shared out once in a step, is ZeRO-1; ZeRO-0 is replicas. Raises ValueError for a model and a layout that torchtitan
@@ -62,7 +62,7 @@ def torchtitan_config(plan: Plan) -> str:
         raise ValueError(f"torchtitan has no ZeRO-{layout.zero_stage} like {layout}: plan with software torchtitan, or "
                          "print options for megatron")
     name, flavor, base = TORCHTITAN[plan.model_name]
-    fast = plan.search.cluster.overheads.linear_speedup > 1
+    fast = plan.cluster.overheads.linear_speedup > 1
     if fast and model.experts:
         raise ValueError("torchtitan's float8 for experts is not written here: plan in bf16")
     registry = f'"{flavor}"' + FLOAT8 * fast
@@ -82,8 +82,8 @@ def torchtitan_config(plan: Plan) -> str:
         values=",\n".join(f"        {key}={value}" for key, value in values.items()))
 
 
-def _training(plan: Plan) -> dict[str, object]:
-    layout, batch = plan.layout, plan.search.global_batch
+def _training(plan: Plan | LayoutAnswer) -> dict[str, object]:
+    layout, batch = plan.layout, plan.global_batch
     graphs = {"disable_cuda_graphs": True} if layout.pp > 1 or layout.ep > 1 else {}  # 0.3 has none for these
     return {"local_batch_size": batch // layout.dp if layout.pp > 1 else layout.micro_batch_size,
             "global_batch_size": batch, "seq_len": plan.model.num_tokens, **graphs}
@@ -232,12 +232,12 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
                   cp, ep, copies if stage else 1)
 
 
-def megatron_options(plan: Plan) -> str:
-    """The plan as options of Megatron-LM's pretrain_gpt.py: the model's sizes, the layout, recomputation."""
+def megatron_options(plan: Plan | LayoutAnswer) -> str:
+    """The layout as options of Megatron-LM's pretrain_gpt.py: the model's sizes, the layout, recomputation."""
     return " \\\n".join(_megatron(plan))
 
 
-def _megatron_model(plan: Plan) -> Iterator[str]:
+def _megatron_model(plan: Plan | LayoutAnswer) -> Iterator[str]:
     """The model's options."""
     layout, model = plan.layout, plan.model
     if model.qk_norm == "whole" or model.num_norms != 2 or model.sinks or model.window:
@@ -268,15 +268,15 @@ def _megatron_model(plan: Plan) -> Iterator[str]:
         yield from _deepseek(model)
 
 
-def _megatron(plan: Plan) -> Iterator[str]:
+def _megatron(plan: Plan | LayoutAnswer) -> Iterator[str]:
     layout, model = plan.layout, plan.model
     yield from _megatron_model(plan)
     yield f"--tensor-model-parallel-size {layout.tp} --pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}" + " --sequence-parallel" * layout.sequence_parallel
     layers = stage_layers(model.num_layers, layout.pp * layout.stages_per_rank)
     yield from _stages(layers, layout.stages_per_rank)
-    yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.search.global_batch} --bf16" + (
-        " --fp8-format hybrid" * (plan.search.cluster.overheads.linear_speedup > 1))
+    yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.global_batch} --bf16" + (
+        " --fp8-format hybrid" * (plan.cluster.overheads.linear_speedup > 1))
     yield from _sharding(layout)
     if layout.recompute == "half":
         again = max(1, max(layers) // 2)
