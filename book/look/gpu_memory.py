@@ -13,12 +13,19 @@ from typing import Any
 from book.look.dumps import LIBRARIES, DumpError, loaded
 
 HEAD = 4096  # bytes of a file in which a snapshot shows: "segments" is its first key
-PARAMETERS, OPTIMIZER, GATHERED, BACKWARD, FORWARD, NO_FRAMES, OTHER = (
-    "parameters", "optimizer", "gathered by FSDP", "backward", "forward", "no Python frames", "other code")
+PARAMETERS, MADE, OPTIMIZER, GATHERED, REDUCED, BUCKETS, BACKWARD, FORWARD, NO_FRAMES, OTHER = (
+    "parameters", "made in __init__", "optimizer", "gathered by FSDP", "reduced by FSDP", "DDP's buckets", "backward",
+    "forward", "no Python frames", "other code")
+FSDP, DDP = "torch/distributed/fsdp/", "torch/nn/parallel/distributed.py"
 # A frame whose file has the first and whose function is the second says which part it is; "" is any.
-SIGNS = (("torch/optim/", "", OPTIMIZER), ("torch/distributed/fsdp/", "", GATHERED),
-         ("torch/nn/modules/module.py", "_apply", PARAMETERS), ("torch/autograd/", "backward", BACKWARD),
-         ("torch/_tensor.py", "backward", BACKWARD), ("", "forward", FORWARD))
+SIGNS = (("/optim/", "", OPTIMIZER), ("/optimizer/", "", OPTIMIZER), ("/optimizers/", "", OPTIMIZER),
+         (FSDP, "foreach_all_gather", GATHERED), (FSDP, "init_all_gather_outputs", GATHERED),
+         (FSDP, "alloc_all_gather_outputs", GATHERED), (FSDP, "foreach_all_gather_copy_out", GATHERED),
+         (FSDP, "foreach_reduce", REDUCED), (FSDP, "to_accumulated_grad_if_needed", REDUCED),
+         (FSDP, "_init_sharded_param", PARAMETERS), (FSDP, "reset_sharded_param", PARAMETERS),
+         (DDP, "_ddp_init_helper", BUCKETS), (DDP, "_pre_forward", BUCKETS),
+         ("torch/nn/modules/", "_apply", PARAMETERS), ("torch/nn/modules/", "__init__", PARAMETERS),
+         ("", "backward", BACKWARD), ("", "forward", FORWARD))
 ENGINE = "torch::autograd::Engine"  # in C++ frames, which a stack may have too
 SOURCES = (".py", ">")  # how a Python frame's file ends, such as "<stdin>"
 Held = Mapping[int, tuple[int, Sequence[Mapping[str, Any]]]]  # by address: bytes, frames of the allocation
@@ -44,7 +51,8 @@ class GpuMemory:
 
     `reserved` is what the allocator has of the GPU, `held` what tensors hold of that at the end, `largest_free` the
     longest stretch of the rest. `peak` is the most that was held since the history began, by `parts` then, the largest
-    first. `asked` and `left` are of the last request that was refused: its bytes, and what the GPU still had.
+    first. `asked` and `left` are of the last request that was refused: its bytes, and what the GPU still had;
+    `held_then` is what tensors held at that time, and `is_then` says that nothing has changed since.
     """
 
     device: int
@@ -56,6 +64,8 @@ class GpuMemory:
     has_history: bool
     asked: int = 0
     left: int = 0
+    held_then: int = 0
+    is_then: bool = False
 
 
 def is_snapshot(path: Path) -> bool:
@@ -91,10 +101,20 @@ def _snapshot(device: int, segments: Sequence[Mapping[str, Any]], events: Sequen
     held = {int(block["address"]): (int(block.get("requested_size", block["size"])), block.get("frames") or ())
             for block in blocks if block["state"] != "inactive"}
     peak, then = _at_peak(held, events)
-    refused = [event for event in events if event["action"] == "oom"][-1:]
     return GpuMemory(device, sum(int(segment["total_size"]) for segment in segments), _total(held),
                      max(free, default=0), peak, _parts(then), bool(events) or any(of for _, of in held.values()),
-                     *((int(refused[0]["size"]), int(refused[0].get("device_free", 0))) if refused else ()))
+                     *_refused(held, events))
+
+
+def _refused(held: Held, events: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, bool] | tuple[()]:
+    """Of the last request that was refused: its bytes, those left, those held then, whether this is still so."""
+    at = next((place for place in range(len(events) - 1, -1, -1) if events[place]["action"] == "oom"), None)
+    if at is None:
+        return ()
+    since = events[at + 1:]
+    return (int(events[at]["size"]), int(events[at].get("device_free", 0)),
+            _total(held) + sum(num_bytes for _, num_bytes, _ in _undone(since)),
+            not {event["action"] for event in since} - {"snapshot"})
 
 
 def _at_peak(held: Held, events: Sequence[Mapping[str, Any]]) -> tuple[int, Held]:
@@ -154,7 +174,7 @@ def part_of(frames: Sequence[Mapping[str, Any]]) -> str:
             if file in path and function in ("", frame["name"]):
                 return part
     if any(frame["name"] == "__init__" for frame in frames):
-        return PARAMETERS  # of a module that is built on the GPU
+        return MADE  # parameters of a module that is built on the GPU, as a rule
     if any(str(frame["name"]).startswith(ENGINE) for frame in frames):
         return BACKWARD
     return OTHER if any(str(frame["filename"]).endswith(SOURCES) for frame in frames) else NO_FRAMES

@@ -42,13 +42,14 @@ def snapshot_told(name: str, snapshot: GpuMemory) -> Iterator[str]:
     yield (f"{name}, GPU {snapshot.device}: the allocator has {in_bytes(snapshot.reserved)}, of which tensors hold "
            f"{in_bytes(snapshot.held)}; the largest free piece has {in_bytes(snapshot.largest_free)}")
     if snapshot.asked:
-        yield (f"  out of memory: {in_bytes(snapshot.asked)} were asked for, {in_bytes(snapshot.left)} were left on "
-               "the GPU" + ("; more than that is free, but in pieces" if _in_pieces(snapshot) else ""))
+        yield (f"  out of memory: {in_bytes(snapshot.asked)} were asked for while tensors held "
+               f"{in_bytes(snapshot.held_then)} and {in_bytes(snapshot.left)} were left on the GPU"
+               + ("; more than that is free, but in pieces" if _in_pieces(snapshot) else ""))
     if not snapshot.has_history:
         yield ("  nothing says who holds it: call torch.cuda.memory._record_memory_history() before the model is "
                "built")
         return
-    yield (f"  at most {in_bytes(snapshot.peak)} were held, by "
+    yield (f"  at most {in_bytes(snapshot.peak)} were held, by the names in the stacks of who allocated them: "
            + ", ".join(f"{part} {in_bytes(num_bytes)}" for part, num_bytes in _by_part(snapshot.parts)))
     for part in [part for part in snapshot.parts if part.place][:MOST_LINES]:
         yield f"    {part.place}: {in_bytes(part.num_bytes)} in {counted(part.count, 'tensor')}, {part.name}"
@@ -58,8 +59,8 @@ def snapshot_told(name: str, snapshot: GpuMemory) -> Iterator[str]:
 
 
 def _in_pieces(snapshot: GpuMemory) -> bool:
-    """Whether enough is free of what the allocator has, and no piece is long enough."""
-    return snapshot.largest_free < snapshot.asked <= snapshot.reserved - snapshot.held
+    """Whether enough was free of what the allocator has, and no piece was long enough."""
+    return snapshot.is_then and snapshot.largest_free < snapshot.asked <= snapshot.reserved - snapshot.held
 
 
 def _by_part(parts: Sequence[Part]) -> list[tuple[str, int]]:
