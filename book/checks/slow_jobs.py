@@ -253,7 +253,8 @@ def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str,
         (sum(max(row) - min(row) for row in arrivals), "this takes the last rank's distance from the first. Mended, "
          "all others still wait for the one before the last"),
         (sum(max(row) - float(np.median(row)) for row in arrivals), "this takes the last rank's distance from the "
-         "median of the ranks. Where another is late too, the job still waits for that one"),
+         "median of the ranks" + (". Where another is late too, the job still waits for that one" if rank is not None
+                                  else ". Count what the others wait for one rank alone")),
         (want / len(arrivals), "this is for one step: add up all of them"),
         (want / job["wall_s"], "this is a share of the job: return seconds"),
         (job["wall_s"] - want, "this is how long the mended job takes: return what it saves"),
