@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from book import record, tap
 from book.launch import launch
+from book.tap import place
 from book.tap.group import _in_world
 from book.tap.log import LENGTH, NOBODY, Log, Op, OwnGroup, Subscriber
 from book.tap.place import variables
@@ -235,5 +236,27 @@ def waited_with_a_limit(rank):
 
 
 @pytest.mark.slow
+def test_the_line_of_a_frame_is_the_one_that_python_tells(monkeypatch):
+    """Of code that comes and goes as well: another function may then be where one was in memory."""
+    monkeypatch.setattr(place, "MOST_CODE", 50)
+    for number in range(300):
+        names = {}
+        exec(f"{'pass;' * number}\n" + "\n" * (number % 7) + "def some():\n yield 1\n\n yield 2\n", names)
+        steps = names["some"]()
+        for _ in steps:
+            assert place.line_of(steps.gi_frame) == place.line_of(steps.gi_frame) == steps.gi_frame.f_lineno
+    assert len(place._lines) <= 50
+
+
+def test_every_reduction_has_its_own_name():
+    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+    plain = [getattr(dist.ReduceOp, name) for name in names]
+    ops = [Op("all_reduce", None, OwnGroup("0", (0,), "", 0), 1, None, reduced_with=reduction)
+           for each in plain for reduction in (each, dist.ReduceOp(each))]
+    for _ in range(2):
+        assert [op.reduces for op in ops] == [name for name in names for _ in range(2)]
+    assert Op("send", None, OwnGroup("0", (0,), "", 0), 1, None).reduces is None
+
+
 def test_requests_are_waited_for_with_a_time_limit():
     assert all(all(done) for done in launch(lambda: waited_with_a_limit(int(os.environ["RANK"])), 2))

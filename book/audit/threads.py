@@ -76,7 +76,7 @@ class Threads(Subscriber):
         group.num_calls += 1
         if thread != group.last:
             group.take_turn(thread, op)
-        if len(set(group.threads.values())) > 1 and not group.meet:
+        if len(group.threads) > 1 and len(set(group.threads.values())) > 1 and not group.meet:
             others = {other for other in list(group.inside.values()) if group.threads[other] != group.threads[thread]}
             group.meet = any(map(_is_in_a_call, others))
 

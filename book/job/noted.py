@@ -16,6 +16,7 @@ from book.tap import Op, Subscriber
 from book.waiting.hang import Group
 
 _ROW, _NUMBER, _TIME = struct.Struct("<QdddIIQQ"), struct.Struct("<Q"), struct.Struct("<d")  # as in ROW
+_TIMES = struct.Struct("<Qddd")  # the row's first fields, all of eight bytes
 WAITS, END = (ROW.fields[name][1] for name in ("waits_s", "end_s")) if ROW.fields else (0, 0)
 
 
@@ -77,8 +78,10 @@ class RingNotes(Subscriber):
 
     def _mark(self, row: int, number: int, field: int) -> None:
         """Fill in a time, unless it is there or the ring has gone round since."""
-        if self._is_rank and self._is_there(row, number) and not _TIME.unpack_from(self._memory, row + field)[0]:
-            _TIME.pack_into(self._memory, row + field, time.monotonic())
+        if self._is_rank:
+            there = _TIMES.unpack_from(self._memory, row)
+            if there[0] == number and not there[field // _TIME.size]:
+                _TIME.pack_into(self._memory, row + field, time.monotonic())
 
     def _is_there(self, row: int, number: int) -> bool:
         return bool(_NUMBER.unpack_from(self._memory, row)[0] == number)

@@ -23,13 +23,20 @@ class _Key(NamedTuple):
     chain: tuple[Place, ...]
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A line that calls: how often it has, and the batch at its last call."""
+    key: _Key
+    count: int = 0
+    batch: int = -1
+
+
 @dataclass
 class _Calls:
     """The calls in one group."""
     total: int = 0
-    counts: dict[_Key, int] = field(default_factory=dict)
-    batches: dict[_Key, int] = field(default_factory=dict)  # the one at the last call
-    last: deque[_Key] = field(default_factory=lambda: deque(maxlen=LENGTH))
+    lines: dict[tuple[Any, ...], _Line] = field(default_factory=dict)  # by what a _Key has
+    last: deque[_Line] = field(default_factory=lambda: deque(maxlen=LENGTH))
     op: Op | None = None
 
 
@@ -55,21 +62,23 @@ class CallCounter(Subscriber):
         if op.is_message or op.inside:
             return
         calls = _groups[op.group]
-        key = _Key(op.function or op.kind, op.owner or "", op.in_backward, chain(sys._getframe(1)))
+        key = op.function or op.kind, op.owner or "", op.in_backward, chain(sys._getframe(1))
+        line = calls.lines.get(key)
+        if line is None:
+            line = calls.lines[key] = _Line(_Key(*key))
         calls.total += 1
         calls.op = op
-        calls.last.append(key)
+        calls.last.append(line)
         # DDP's buckets are no calls that a reader knows: a line counts once for each batch.
-        if not (key.owner and key.in_backward and calls.batches.get(key) == self._batch):
-            calls.counts[key] = calls.counts.get(key, 0) + 1
-            calls.batches[key] = self._batch
+        if not (op.owner and op.in_backward and line.batch == self._batch):
+            line.count += 1
+            line.batch = self._batch
 
     def withdrawn(self, op: Op) -> None:
         calls = _groups.get(op.group)
         if calls and calls.op is op:
             calls.total -= 1
-            key = calls.last.pop()
-            calls.counts[key] -= 1
+            calls.last.pop().count -= 1
 
     def wrapped(self, model: Any) -> None:
         _models.append(_Runs())
@@ -91,11 +100,13 @@ def calls() -> dict[Group, history.History]:
 
 
 def _told(calls: _Calls) -> history.History:
-    made = {key: SiteCall(around.line(key.chain), key.call, key.owner, key.in_backward) for key in list(calls.counts)}
+    lines = list(calls.lines.values())
+    made = {line: SiteCall(around.line(line.key.chain), line.key.call, line.key.owner, line.key.in_backward)
+            for line in lines}
     counts: dict[SiteCall, int] = defaultdict(int)
-    for key, count in list(calls.counts.items()):
-        counts[made[key]] += count
-    return history.History(calls.total, dict(counts), tuple(made[key] for key in list(calls.last) if key in made),
+    for line in lines:
+        counts[made[line]] += line.count
+    return history.History(calls.total, dict(counts), tuple(made[line] for line in list(calls.last) if line in made),
                            _is_done(calls.op))
 
 

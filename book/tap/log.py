@@ -21,6 +21,7 @@ LENGTH = 1024  # calls that the ring keeps
 NOBODY = -1  # the peer or the root of a call that names a rank which its group does not have
 
 Place = tuple[str, int]  # file and line number
+_REDUCTIONS: dict[int, str] = {}  # names that torch has told: to ask it takes as long as half of a short collective
 
 
 class OwnGroup(NamedTuple):
@@ -104,7 +105,11 @@ class Op:
     def reduces(self) -> str | None:
         """The name of what it reduces with: "SUM"."""
         kind = getattr(self.reduced_with, "op", self.reduced_with)
-        return None if kind is None else str(kind).rpartition(".")[2]
+        if kind is None:
+            return None
+        number = int(kind)
+        name = _REDUCTIONS.get(number)
+        return _REDUCTIONS.setdefault(number, str(kind).rpartition(".")[2]) if name is None else name
 
 
 class Subscriber:

@@ -9,7 +9,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from book.tap.log import Place
@@ -91,6 +91,28 @@ def is_unseen(filename: str) -> bool:
     return _real(filename).startswith(_BETWEEN)
 
 
+_lines: dict[int, tuple[CodeType, dict[int, int]]] = {}  # of code by its id, which it keeps: its lines by f_lasti
+MOST_CODE = 4096
+
+
+def line_of(frame: FrameType) -> int:
+    """The line that a frame is in; 0 if it has none.
+
+    `f_lineno` reads a function's table of lines from its beginning, each time: in a loop of a hundred lines that takes
+    longer than all else that is noted of a call.
+    """
+    code, at = frame.f_code, frame.f_lasti
+    known = _lines.get(id(code))
+    if known is None:
+        if len(_lines) >= MOST_CODE:
+            _lines.clear()
+        known = _lines[id(code)] = code, {}
+    line = known[1].get(at)
+    if line is None:
+        line = known[1][at] = frame.f_lineno or 0
+    return line
+
+
 def caller(frame: FrameType | None) -> Caller:
     """Who calls `frame`: the outermost function of torch.distributed, and the learner's line that called it.
 
@@ -101,7 +123,7 @@ def caller(frame: FrameType | None) -> Caller:
         code = frame.f_code
         whose = _known[code.co_filename]
         if whose == _LEARNERS:
-            return Caller(function, (code.co_filename, frame.f_lineno or 0), owner, in_backward)
+            return Caller(function, (code.co_filename, line_of(frame)), owner, in_backward)
         if whose == _API:
             other = None
             if code.co_name in _FUNCTIONS:
@@ -112,7 +134,7 @@ def caller(frame: FrameType | None) -> Caller:
             if owner is None and type(whose) is str:
                 owner = whose
         frame = frame.f_back
-    place = (other.f_code.co_filename, other.f_lineno or 0) if other else None
+    place = (other.f_code.co_filename, line_of(other)) if other else None
     return Caller(function, place, owner, in_backward or other is None)
 
 
@@ -123,7 +145,7 @@ def chain(frame: FrameType | None) -> tuple[Place, ...]:
         code = frame.f_code
         whose = _known[code.co_filename]
         if whose == _LEARNERS:
-            lines.append((code.co_filename, frame.f_lineno or 0))
+            lines.append((code.co_filename, line_of(frame)))
         frame = frame.f_back
     return tuple(lines)
 
