@@ -17,7 +17,7 @@ from book.doctor import across
 from book.doctor import machine as machines
 from book.doctor.__main__ import told
 from book.doctor.ailments import ailments, cards_told, while_it_ran
-from book.doctor.cards import FIELD_RECOVERY, PATHS, SAMPLE_S, SLOWED, XID_EVENTS, Cards, read_cards, watched
+from book.doctor.cards import FIELD_RECOVERY, PATHS, SAMPLE_S, SLOWED, XID_EVENTS, Card, Cards, read_cards, watched
 from book.doctor.findings import findings
 from book.doctor.machine import HostFacts, this_machine
 from book.hosts import Agents, Hosts, NoHosts
@@ -30,7 +30,8 @@ WELL = HostFacts(torch="2.13.0+cu130", cuda="13.0", driver=True, gpus=("NVIDIA H
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"cuda": None, "gpus": (), "torch": "2.13.0+cpu"}, "a build without CUDA, and this machine has an NVIDIA driver"),
     ({"gpus": ()}, "built for CUDA 13.0 and sees no GPU"),
-    ({"driver_version": "535.104.05"}, "CUDA 13.0, which needs driver 580 or later, and this machine has 535.104.05"),
+    ({"driver_version": "535.104.05", "gpus": ()},
+     "CUDA 13.0, which needs driver 580 or later, and this machine has 535.104.05"),
     ({"nccl_found": "2.19.3"}, "NCCL 2.19.3 is loaded, and torch was built with 2.29.3"),
     ({"peers": 0.25}, "75% of the pairs of GPUs can't read each other's memory"),
     ({"shm_bytes": 64 << 20}, "/dev/shm has 64 MiB"),
@@ -127,7 +128,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"RemappedRows": (9, 9, 1, 1)}, "GPU 1 has no spare rows"),
     ({"CurrentClocksEventReasons": 0x20}, "GPU 1 runs below its clock: it is too hot"),
     ({"CurrentClocksEventReasons": 0x80}, "the power supply asks it to brake"),
-    ({"CurrentClocksEventReasons": 0x02}, "the clock of GPU 1 is held at a value"),
+    ({"CurrentClocksEventReasons": 0x02}, "the clock of GPU 1 is limited by the clocks of"),
     ({"CurrPcieLinkWidth": 8}, "GPU 1 has 8 of its 16 PCIe lanes"),
     ({"MaxClockInfo": 1410}, "of GPU 1 the clock may rise to 1410 MHz, of the others of this machine 1980"),
 ]
@@ -155,7 +156,7 @@ def test_memory_errors_and_links_that_are_down(monkeypatch: pytest.MonkeyPatch) 
 
 def test_pairs_without_a_switch_are_told_from_those_on_pcie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bridges of two links each join 0 with 1 and 2 with 3; the rest goes over PCIe; names of old drivers."""
-    cards = [FakeCard(bus, {**H100, "CurrentClocksThrottleReasons": 0x40}) for bus in range(4)]
+    cards = [FakeCard(bus, {**H100, "CurrentClocksThrottleReasons": 0x48}) for bus in range(4)]
     for one, card in enumerate(cards):
         card.links = dict.fromkeys(range(2), cards[one ^ 1])
         card.levels = {other: 10 if one // 2 == other // 2 else 50 for other in range(4)}
@@ -198,6 +199,13 @@ def test_what_cards_say_while_something_runs(monkeypatch: pytest.MonkeyPatch) ->
         "GPU 1 has reported Xid 79 while all-reduces ran",
         "GPU 0 ran below its clock while all-reduces ran: it has reached its power limit"]
     assert nvml.open == 0
+    assert [found.what for found in while_it_ran(seen, [Card("", reasons=0x04), Card("", reasons=0x20)])] == [
+        found.what for found in while_it_ran(seen)], "a power limit says nothing of a card at rest"
+    assert not list(ailments(Cards(cards=(Card("", reasons=0x04),))))
+    seen.reasons[0] = 0x48
+    (hot,) = [found for found in while_it_ran(seen) if "GPU 0" in found.what]
+    assert "so hot" in hot.what and not [
+        found for found in while_it_ran(seen, [Card("", reasons=0x48)]) if "GPU 0" in found.what]
 
 
 def test_the_names_that_stand_in_for_nvml_are_those_of_the_real_library() -> None:

@@ -770,7 +770,8 @@ def test_exposed_waits_are_those_of_the_median_step_by_rank_and_by_group() -> No
     assert found is not None and found.by_rank == pytest.approx([0.001, 0.001, 0.001, 0.021])
     assert [*found.by_group.values()] == [(pytest.approx(0), pytest.approx(0.001)), (3, pytest.approx(0.021))]
     said = [*timelines_told(made_up(4, 2, "forward", groups=((0, 1), (2, 3))))]
-    assert said[-2] == ("exposed communication of a step, in the median: rank 0 1 ms, rank 1 1 ms, rank 2 1 ms, "
+    assert said[-2] == ("exposed communication of a step, late ranks' included, in the median: rank 0 1 ms, "
+                        "rank 1 1 ms, rank 2 1 ms, "
                         "rank 3 21 ms")
     assert said[-1] == ("  by group, on the rank that waits longest: ranks 2, 3: 21 ms on rank 3; ranks 0, 1: 1 ms on "
                         "rank 0")

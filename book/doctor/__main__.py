@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         with watched() as seen:
             timed = measure(num_ranks)
         print("\n".join(measured_told(num_ranks, *timed)))
-        _print_findings(ran := [*while_it_ran(seen)], len(found))
+        _print_findings(ran := [*while_it_ran(seen, cards.cards)], len(found))
         found += ran
     return 1 if found else 0
 

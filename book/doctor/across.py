@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -63,7 +64,9 @@ def meet(store: Any, host: int, num_hosts: int, clock: Callable[[], float] = tim
                        token)
         hosts = _gathered(store, "said", host, num_hosts, own)
         ahead_s = _ahead_s(store, host, num_hosts, clock)
-        missed = [(host, number) for number, other in enumerate(hosts) if number != host and not _reaches(other)]
+        with ThreadPoolExecutor(num_hosts) as together:  # a firewall that drops packets takes REACH_S for each
+            reached = [*together.map(_reaches, hosts)]
+        missed = [(host, number) for number, there in enumerate(reached) if number != host and not there]
         unreached = _gathered(store, "unreached", host, num_hosts, missed)  # the doors stay open until all have tried
     return Together(tuple(hosts), ahead_s, tuple(pair for pairs in unreached for pair in pairs))
 

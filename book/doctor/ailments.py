@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from book.doctor.cards import LOCKED, RECOVERY, SLOWED, Card, Cards, Watched
+from book.doctor.cards import AT_WORK, LOCKED, RECOVERY, SAYS_WHY, SLOWED, Card, Cards, Watched
 from book.doctor.findings import Finding
 from book.words import counted, listed
 
@@ -40,14 +40,14 @@ def _broken(number: int, card: Card) -> Iterator[Finding]:
 
 
 def _slow(number: int, card: Card) -> Iterator[Finding]:
-    for why in slowed(card.reasons):
+    for why in slowed(card.reasons & ~AT_WORK):
         yield Finding(f"GPU {number} runs below its clock: {why}", SLOW_REMEDY)
     if card.reasons & LOCKED:
-        yield Finding(f"the clock of GPU {number} is held at a value that somebody has set",
+        yield Finding(f"the clock of GPU {number} is limited by the clocks of applications",
                       "nvidia-smi --reset-gpu-clocks and --reset-applications-clocks, unless that was meant")
     if card.lanes and card.lanes[0] < card.lanes[1]:
         yield Finding(f"GPU {number} has {card.lanes[0]} of its {card.lanes[1]} PCIe lanes",
-                      "have the card seated anew; the slot, a riser or the BIOS may allow no more")
+                      "have the card seated anew")
 
 
 SLOW_REMEDY = ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER shows more; look at fans, air and the power limit "
@@ -56,7 +56,7 @@ SLOW_REMEDY = ("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER shows more; look 
 
 def slowed(reasons: int) -> list[str]:
     """Why a clock is low, in words; an idle GPU's is low for no reason that hurts."""
-    return [why for bit, why in SLOWED.items() if reasons & bit]
+    return [why for bit, why in SLOWED.items() if reasons & bit and not reasons & SAYS_WHY.get(bit, 0)]
 
 
 def _unlike(cards: Sequence[Card]) -> Iterator[Finding]:
@@ -95,12 +95,13 @@ def linked(paths: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
     return [group for group in found if len(group) > 1]
 
 
-def while_it_ran(seen: Watched) -> Iterator[Finding]:
-    """What cards said while all-reduces ran."""
+def while_it_ran(seen: Watched, before: Sequence[Card] = ()) -> Iterator[Finding]:
+    """What cards said while all-reduces ran, but for what they had said before."""
     for number, xid in dict.fromkeys(seen.xids):
         yield Finding(f"GPU {number} has reported Xid {xid} while all-reduces ran", f"{XID_PAGE} says what it means")
     for number, reasons in seen.reasons.items():
-        for why in slowed(reasons):
+        known = before[number].reasons & ~AT_WORK if number < len(before) else 0
+        for why in slowed(reasons & ~known):
             yield Finding(f"GPU {number} ran below its clock while all-reduces ran: {why}", SLOW_REMEDY)
 
 

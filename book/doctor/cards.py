@@ -18,10 +18,12 @@ MOST_LINKS = 36  # of a card, of which NVML may tell
 SLOWED = {0x04: "it has reached its power limit", 0x08: "the hardware slows it down, for heat or power",
           0x20: "it is too hot", 0x40: "it is so hot that the hardware slows it down",
           0x80: "the power supply asks it to brake"}  # bits of nvmlClocksEventReasons
-LOCKED = 0x02  # somebody has set its clock
+LOCKED, AT_WORK = 0x02, 0x04  # limited by the clocks of applications; at its power limit, as busy cards are
+SAYS_WHY = {0x08: 0x40 | 0x80}  # bits that say more precisely what another says
 PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # nvmlGpuTopologyLevel, as in `topo -m`
 RECOVERY = {1: "to be reset", 2: "its node to be restarted", 3: "its peer-to-peer traffic to be drained",
-            4: "to be drained and reset"}  # nvmlFI GET_GPU_RECOVERY_ACTION
+            4: "to be drained and reset", 5: "its IMEX domain to be recovered", 6: "its bus to be reset",
+            7: "its system to be restarted"}  # nvmlFI GET_GPU_RECOVERY_ACTION
 FIELD_RECOVERY, XID_EVENTS = 230, 0x08
 SAMPLE_S = 0.1
 

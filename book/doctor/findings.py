@@ -38,7 +38,8 @@ def _gpus(machine: HostFacts) -> Iterator[Finding]:
     if machine.driver and not machine.cuda:
         yield Finding(f"torch {machine.torch} is a build without CUDA, and this machine has an NVIDIA driver",
                       "install the build that https://pytorch.org/get-started/locally names for your driver")
-    elif machine.cuda and machine.driver_version and not machine.gpus and numbers(machine.driver_version)[0] < least_driver(machine.cuda):
+    elif (machine.cuda and machine.driver_version and not machine.gpus  # with cuda-compat older drivers run it
+          and numbers(machine.driver_version)[0] < least_driver(machine.cuda)):
         yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda}, which needs driver "
                       f"{least_driver(machine.cuda)} or later, and this machine has {machine.driver_version}",
                       "update the driver, or install a build of torch for an older CUDA; on cards for data centres the "

@@ -123,8 +123,9 @@ def rates_told(work: Work, made: Steps | None) -> Iterator[str]:
     yield f"tokens per second: {_rounded(each_s)} in the median step, {_rounded(each_s / work.num_ranks)} a rank"
     if work.flops and work.peak_flops_per_s:
         mfu = work.flops / made.median_s / work.peak_flops_per_s
-        yield (f"MFU: {100 * mfu:.3g}% of the {_rounded(work.peak_flops_per_s / 1e12)} TFLOP/s of {work.peak_of}, by "
-               f"{work.flops_of}" + ("; more than all can't be: check the numbers that you gave" if mfu > 1 else ""))
+        too_much = "; more than all is possible in 8 bits alone: check the numbers that you gave" if mfu > 1 else ""
+        yield (f"MFU: {100 * mfu:.3g}% of the {_rounded(work.peak_flops_per_s / 1e12)} TFLOP/s in 16 bits of "
+               f"{work.peak_of}, by {work.flops_of}{too_much}")
     if work.planned_s:
         planned = work.flops / work.planned_s / work.peak_flops_per_s
         yield (f"lockstep estimate for {work.layout}: {in_seconds(work.planned_s)} a step, MFU {100 * planned:.3g}%; "

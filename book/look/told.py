@@ -197,7 +197,8 @@ def _by_rank(ranks: Sequence[int], values: Sequence[float], written: Callable[[f
 
 def _waits_told(ranks: Sequence[int], exposed: ExposedWaits) -> Iterator[str]:
     """Communication that nothing hides in a step, by rank, and by group where there are several."""
-    yield f"exposed communication of a step, in the median: {_by_rank(ranks, exposed.by_rank, in_seconds)}"
+    yield ("exposed communication of a step, late ranks' included, in the median: "
+           + _by_rank(ranks, exposed.by_rank, in_seconds))
     names = groups_told(exposed.by_group)
     most = sorted(exposed.by_group.items(), key=lambda one: -one[1][1])
     told = [f"{names[group]}: {in_seconds(seconds)} on rank {rank}" for group, (rank, seconds) in most if seconds]
