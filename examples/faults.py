@@ -144,8 +144,8 @@ the earliest error of all logs; if there is none, `dmesg` and the counters of th
 | `CUDA out of memory` on one rank, and the others wait | That rank has raised, and makes no more calls. **Next:** \
 its traceback; a smaller micro-batch (`lockstep estimate` says which fits), or less on that rank, if it is the last \
 stage of a pipeline or has the longest sequences. `lockstep show` says what held the memory, from a file that \
-`torch.cuda.memory._dump_snapshot` writes where the error is caught, if `_record_memory_history()` was called before the \
-model was built. |
+`torch.cuda.memory._dump_snapshot` writes where the error is caught, if `_record_memory_history()` was called before \
+the model was built. |
 | `Connection closed by peer`, `Connection reset by peer` | On gloo another rank ended in the middle of a call. \
 **Next:** the earliest error of all logs. A rank without one was killed: `dmesg`. |
 | `RendezvousConnectionError` | An agent of torchrun does not reach the store at the endpoint, or has lost it with \
