@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from book.__main__ import main
@@ -30,7 +31,7 @@ WELL = HostFacts(torch="2.13.0+cu130", cuda="13.0", driver=True, gpus=("NVIDIA H
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"cuda": None, "gpus": (), "torch": "2.13.0+cpu"}, "a build without CUDA, and this machine has an NVIDIA driver"),
     ({"gpus": ()}, "built for CUDA 13.0 and sees no GPU"),
-    ({"driver_version": "535.104.05", "gpus": ()},
+    ({"gpus": (), "driver_version": "535.104.05"},
      "CUDA 13.0, which needs driver 580 or later, and this machine has 535.104.05"),
     ({"nccl_found": "2.19.3"}, "NCCL 2.19.3 is loaded, and torch was built with 2.29.3"),
     ({"peers": 0.25}, "75% of the pairs of GPUs can't read each other's memory"),
@@ -56,6 +57,7 @@ def test_a_machine_on_which_all_is_well_has_nothing() -> None:
     assert not list(findings(replace(WELL, infiniband=(), locked_bytes=8 << 20)))
     assert not list(findings(replace(WELL, driver_version="580.65.06", nccl_found="2.30.1")))
     assert not list(findings(replace(WELL, cuda="12.8", driver_version="535.104.05")))
+    assert not list(findings(replace(WELL, driver_version="535.104.05"))), "cuda-compat makes up for it"
     assert not list(findings(replace(WELL, address="127.0.0.1", variables={"GLOO_SOCKET_IFNAME": "eth0"})))
 
 
@@ -79,6 +81,15 @@ def test_what_the_system_says_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert found.port_taken and found.address == "" and found.lookup_s is None
     assert found.variables["MASTER_ADDR"] == "127.0.0.1" and found.shm_bytes > 0 and found.cores > 0
     assert not replace(found, port_taken=machines._taken(machines.PORT)).port_taken
+
+
+def test_gpus_that_torch_counts_and_can_not_start_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old(number: int) -> str:
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", too_old)
+    assert machines._gpus() == ()
 
 
 def test_a_machine_is_told_in_four_lines() -> None:

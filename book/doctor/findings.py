@@ -38,8 +38,7 @@ def _gpus(machine: HostFacts) -> Iterator[Finding]:
     if machine.driver and not machine.cuda:
         yield Finding(f"torch {machine.torch} is a build without CUDA, and this machine has an NVIDIA driver",
                       "install the build that https://pytorch.org/get-started/locally names for your driver")
-    elif (machine.cuda and machine.driver_version and not machine.gpus  # with cuda-compat older drivers run it
-          and numbers(machine.driver_version)[0] < least_driver(machine.cuda)):
+    elif machine.cuda and not machine.gpus and _is_too_old(machine.driver_version, machine.cuda):
         yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda}, which needs driver "
                       f"{least_driver(machine.cuda)} or later, and this machine has {machine.driver_version}",
                       "update the driver, or install a build of torch for an older CUDA; on cards for data centres the "
@@ -58,6 +57,10 @@ def _gpus(machine: HostFacts) -> Iterator[Finding]:
 def least_driver(cuda: str) -> int:
     """The first driver, by its major version, that runs programs of a CUDA's major version (cudacompat)."""
     return LEAST_DRIVERS.get(numbers(cuda)[0], 0)
+
+
+def _is_too_old(driver: str, cuda: str) -> bool:
+    return bool(driver) and numbers(driver)[0] < least_driver(cuda)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def this_machine() -> HostFacts:
     host = socket.gethostname()
     address, _ = _timed(lambda: socket.gethostbyname(host))
     _, lookup_s = _timed(lambda: socket.getnameinfo(("127.0.0.1", 0), 0)[0])
-    gpus = tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    gpus = _gpus()
     return HostFacts(
         torch.__version__, torch.version.cuda, Path("/proc/driver/nvidia/version").exists(), gpus,
         ".".join(map(str, torch.cuda.nccl.version())) if gpus else "", _peers(len(gpus)),
@@ -70,6 +70,14 @@ def this_machine() -> HostFacts:
         psutil.virtual_memory().available, _infiniband(), host, address, lookup_s, _interfaces(), _taken(PORT),
         {name: os.environ[name] for name in VARIABLES if name in os.environ},
         _driver_version(), _nccl_found() if torch.version.cuda else "")
+
+
+def _gpus() -> tuple[str, ...]:
+    """The names of the GPUs that torch can use: where its CUDA does not start it may count some, and has none."""
+    try:
+        return tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    except (RuntimeError, AssertionError):
+        return ()
 
 
 def _driver_version() -> str:
