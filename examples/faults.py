@@ -248,6 +248,40 @@ for sentence in audit.compare(model):
     print(sentence)
 ```
 
+## nanoGPT, with a fault at a time
+
+A script that nobody wrote for this page: `train.py` of nanoGPT {cite}`nanogpt`, on two ranks without a GPU. `lockstep
+run --ranks 2 train.py config/train_shakespeare_char.py --device=cpu --backend=gloo --compile=False` says why it stops,
+as shipped:
+
+```{code-block} text
+:class: message
+[lockstep] rank 0 failed in train.py line 89: torch.cuda.set_device(device)
+[lockstep] this run has no GPU: use torch.device("cpu"), or what rank_device() of book.device returns, a GPU if there \
+is one
+```
+
+Under torchrun that script takes `cuda:0`, whatever `--device` says. With `device = 'cpu'` there, and without
+`device_ids=`, it trains. Here are four layers of width 128, with two micro-batches to a step. Then came one fault at a
+time, in a few characters, on rank 1:
+
+| rank 1 | what `lockstep run` said |
+|---|---|
+| has no fault | `no rank is late: for 13% of the time all others waited for one of them`, and `the model in DDP is \
+the same on ranks 0, 1 after the last step` |
+| sleeps in backward | `rank 1 is late: it came last to 30 of 32 exchanges, and all others waited 183 ms a step for \
+it, 42% of the time`, and `what takes it longer than the others: backward, 176 ms a step` |
+| sleeps in `get_batch` | `rank 1 is late: it came last to 29 of 32 exchanges`, and `what takes it longer than the \
+others: other code, 119 ms a step`. Input is what a `DataLoader` does, and nanoGPT has none. |
+| leaves the loop five steps early | `rank 0 has run the DDP model on 34 batches, rank 1 on only 32`, with the line |
+| leaves out one all-reduce | `rank 0 has summed gradients in 21 backwards, rank 1 in only 20, of as many batches`, \
+with the line. Nothing hangs before the end: each later sum is of different batches. |
+| calls a barrier alone | `rank 1 has come once to …: if iter_num == 7 and ddp_rank == 1: \
+torch.distributed.barrier()`, and `rank 0 never` |
+| raises | `rank 1 failed in …: if iter_num == 7 and ddp_rank == 1: raise ValueError('a batch of rank 1 is broken')` \
+|
+| is killed | `rank 1 died without an error: something has killed it, as the system does when memory runs out` |
+
 ## What no launcher can see
 
 Nothing hangs, nothing is refused, and the result is wrong. The first three are calls with the same tensors that mean

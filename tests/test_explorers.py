@@ -429,7 +429,7 @@ def test_a_recording_is_shown_beside_the_ideal(show: Callable, recording: Trace,
 OTHER_FILES = [
     ("trace.pt.trace.json.gz", "\x1f\x8b\b", "is compressed, as profiler traces are"),
     ("rank3.json", '{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}', "is a profiler trace"),
-    ("dump_0", "\x80\x02}q\x00", "is a Flight Recorder dump"),
+    ("dump_0", "\x80\x02}q\x00", "is a pickle, as dumps of PyTorch are"),
     ("dump_1", '{"version": "2.10", "pg_config": {}, "entries": []}', "is a Flight Recorder dump"),
     ("run.json", '{"format": "lockstep run 2", "state": "hung"}', "is of a whole job"),
     ("rank0.json", '{"format": "lockstep recording 3"}', "is of a whole job"),

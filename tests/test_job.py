@@ -74,6 +74,8 @@ if kind == "level":  # the dead rank has called as often as the others, which to
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
+if kind == "message" and rank == 1:
+    dist.recv(torch.ones(4), src=0)
 if kind == "none":
     try:
         dist.all_gather([torch.ones(3)], torch.ones(3))
@@ -387,6 +389,7 @@ def test_a_hang_of_workers_of_rpc_that_are_in_no_group_is_told(tmp_path: Path) -
     ("exit", "rank 1 failed in train.py line 24: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
     ("kill", "rank 1 died without an error: something has killed it"),
     ("level", "rank 1 died without an error: something has killed it"),
+    ("message", "rank 0 had ended\ncause: rank 1 waits in recv from rank 0, which has returned"),
     ("half", 'rank 0 writes this file at train.py line 30: half = open("best.pt", "wb"). Rank 1 has read it too early'),
     ("early", "rank 1 had ended\ncause: ranks 0, 2 wait in all_reduce(float32 [4], SUM); rank 1 returned without it"),
 ])

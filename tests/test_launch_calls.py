@@ -254,6 +254,14 @@ def leaves_the_forward_out_in_one_step() -> None:
             model(x()).sum().backward()
 
 
+def meets_in_a_barrier_behind_a_condition() -> None:
+    rank = start()
+    model = DDP(nn.Linear(6, 1))
+    for step in range(3):
+        if rank == 1 and step == 2: dist.barrier()  # noqa: E701 - as programs have it
+        model(x()).sum().backward()
+
+
 def sums_a_gradient_and_a_metric() -> None:
     rank = start()
     model = DDP(nn.Linear(1, 1, bias=False))
@@ -349,6 +357,8 @@ WRONG = [
     (leaves_the_forward_out, FORWARD.format(0, "the DDP model", 1), "model(x()), after `if rank != 0: continue`"),
     (leaves_the_forward_out_in_one_step, FORWARD.format(1, "the DDP model", 0),
      "after `if step == late + 2: continue`"),
+    (meets_in_a_barrier_behind_a_condition, "rank 1 has come once to ",
+     "under `if rank == 1 and step == 2`, rank 0 never"),
     (sums_a_gradient_and_a_metric, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),
     (is_refused_in_backward, FORWARD.format(0, "the DDP model", 1), "under `if rank == 0`"),
     (stops_early_by_itself, "rank 0 has run the DDP model on 4 batches, rank 1 on only 3", "model.join()"),

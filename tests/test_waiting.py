@@ -141,6 +141,25 @@ def test_a_condition_is_told_if_the_rank_has_had_as_many_batches() -> None:
     assert said.startswith("rank 0 has run the DDP model on 3 batches, rank 1 on only 2, at code.py line 1: give all")
 
 
+def test_calls_of_a_rank_that_can_not_tell_them_are_not_counted() -> None:
+    """The board has its last call: it has made some, and it is not known at which lines."""
+    group, line = Group("0", (0, 1)), _line(4, condition=Condition("under", "if flag"))
+    waits, stopped = waits_in("all_reduce")._replace(calls={group: _history(*[line] * 5)}), doing(Kind.STOPPED)
+    hang = Hang([waits, stopped], {group: {0: _call(5), 1: _call(4)}})
+    assert [*out_of_step(hang)] == []
+    assert [*out_of_step(Hang(hang.ranks, {group: {0: _call(5)}}))] == [
+        "rank 0 has come 5 times to code.py line 4, under `if flag`, rank 1 never"]
+
+
+def test_a_call_of_ones_own_under_a_condition_is_told_before_forwards_that_follow_from_it() -> None:
+    """While rank 0 evaluates, rank 1 goes on to its next batch."""
+    made = SiteCall(_line(9), "all_reduce", "DDP", True)
+    evaluates = _line(4, condition=Condition("under", "if main"))
+    histories = [_history(_line(3), evaluates), History(1, {made: 1}, (made,), None)]
+    assert _told(histories, [[Model(0, {})], [Model(2, {_line(8): 2})]]) == [
+        "rank 0 has come once to code.py line 4, under `if main`, rank 1 never"]
+
+
 def test_an_error_that_was_caught_between_two_lines_is_told_unless_a_condition_explains_it() -> None:
     handler = Handler("except MemoryError", "code.py line 9")
     for condition, num_said in ((None, True), (Condition("under", "if loss > 0"), False)):

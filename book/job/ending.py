@@ -73,8 +73,8 @@ def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collecti
     standings = [Standing(Doing(Kind.UNKNOWN))] * max(member.told.world_size for member in members)
     for member in members:
         said = member.told.standing or Standing(Doing(Kind.FINISHED))
-        last = _last(member.rank, calls)
-        standings[member.rank] = said._replace(main=Doing(Kind.CALL, last.name)) if member.is_victim and last else said
+        doing = _was_doing(member, calls) if member.is_victim else None
+        standings[member.rank] = said._replace(main=doing) if doing else said
     victims = [member for member in members if member.is_victim]
     ended = [member.rank for member in members if member.told.ended and not member.failed]
     found = causes(hang_of(standings, calls)) if ended and victims else []
@@ -82,6 +82,15 @@ def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collecti
         return ""
     head = f"{named([member.rank for member in victims])} lost the connection to a peer: {named(ended)} had ended"
     return "\n".join([head, *(f"cause: {cause}" for cause in found), *_where(victims, calls)])
+
+
+def _was_doing(victim: Member, calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> Doing | None:
+    """What a rank that has lost a peer was in: the send or receive that raised, else its last collective."""
+    raised_in = victim.told.failure.doing if victim.told.failure else None
+    if raised_in and raised_in.message:
+        return raised_in
+    last = _last(victim.rank, calls)
+    return Doing(Kind.CALL, last.name) if last else None
 
 
 def _last(rank: int, calls: Mapping[Group, Mapping[int, CollectiveCall]]) -> CollectiveCall | None:
@@ -110,7 +119,7 @@ def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collect
     """The last calls of ranks, a line for those that are at the same one."""
     last = ((member.rank, _last(member.rank, calls)) for member in members)
     found = alike((rank, call.where if call else "") for rank, call in last)
-    return [f"  the last call of {named(ranks)}: {words}" if words else f"  {named(ranks)} had called nothing"
+    return [f"  the last call of {named(ranks)}: {words}" if words else f"  {named(ranks)} had called no collective"
             for words, ranks in found.items()]
 
 

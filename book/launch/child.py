@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 from book import audit, tap
@@ -32,6 +33,7 @@ from book.launch.messages import MessageAgreement
 from book.launch.peers import Peers
 from book.launch.report import Stillness, report, take_notes
 from book.launch.transfer import Packed, SharedFile
+from book.waiting.doing import Doing
 
 FIRST_SEED = 1000
 
@@ -55,6 +57,7 @@ class Failure:
     explained: str | None = None  # what is to be said in place of the message
     waited: explain.Waited | None = None  # if its time was up
     not_read: files.FailedRead | None = None
+    doing: Doing | None = None  # the operation of torch.distributed that raised it
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
@@ -249,8 +252,16 @@ def failure(error: BaseException, exits: str) -> Failure:
     if isinstance(error, SystemExit):
         name, message = "SystemExit", exits.format(error.code)
     places = tuple(where.places_of_traceback(error.__traceback__))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return Failure(name, message, places, "", None, time.monotonic(), explain.explained(error),
-                   explain.waited(error, message), files.not_read(error))
+                   explain.waited(error, message), files.not_read(error), _operation(frames))
+
+
+def _operation(frames: list[FrameType]) -> Doing | None:
+    try:
+        return where.operation(frames)
+    except Exception:
+        return None  # what its frames hold is not as expected
 
 
 def _text(error: BaseException) -> str:

@@ -26,11 +26,15 @@ def out_of_step(hang: Hang) -> Iterator[str]:
 
 
 def _histories(hang: Hang) -> list[dict[int, History]]:
-    """The histories of the ranks of each group that hangs, or whose ranks make different calls."""
+    """The histories of the ranks of each group that hangs, or whose ranks make different calls.
+
+    Not those of ranks that have made calls and can't tell which, as one that is stopped.
+    """
     groups = [group for group, last in hang.calls.items()
               if any(one.group == group for one in hang.missing) or _disagree(last)]
-    return [{rank: hang.ranks[rank].calls.get(group, NO_CALLS) for rank in group.ranks if rank < len(hang.ranks)}
-            for group in groups]
+    found = ({rank: hang.ranks[rank].calls.get(group, NO_CALLS) for rank in group.ranks if rank < len(hang.ranks)
+              and (group in hang.ranks[rank].calls or rank not in hang.calls[group])} for group in groups)
+    return [histories for histories in found if len(histories) > 1]
 
 
 def _disagree(last: Mapping[int, CollectiveCall]) -> bool:

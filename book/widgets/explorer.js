@@ -83,7 +83,8 @@ const TAKES = "Show a file of run.trace.to_json() beside this; it stays in this 
 const HEAD = 4096;
 const OTHERS = [
   [/^\x1f\x8b/, "is compressed, as profiler traces are"],
-  [/^\x80|"(entries|pg_config|pg_status)"|lockstep flight/, "is a Flight Recorder dump"],
+  [/^\x80/, "is a pickle, as dumps of PyTorch are"],
+  [/"(entries|pg_config|pg_status)"|lockstep flight/, "is a Flight Recorder dump"],
   [/"(traceEvents|schemaVersion|deviceProperties)"/, "is a profiler trace"],
   [/^\{"format": ?"lockstep (run|recording)/, "is of a whole job"],
 ];
