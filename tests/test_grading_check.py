@@ -147,30 +147,29 @@ def end():
 launch(end, 2)"""
 
 
-def ended(source, cell_s=60):
-    """How a job with this check ends, which should print "right"."""
-    mark = {KEY: {"id": "check-1", "kind": "check", "exercise": 1}}
-    outputs = [new_output("stream", name="stdout", text="right\n")]
-    limits = Limits(cell_s=cell_s, wall_s=120)
-    check = new_code_cell(source, metadata=mark, outputs=outputs, execution_count=1)
-    return run(new_notebook(cells=[check]), limits, sandboxed=False)
+def ended(*sources, cell_s=60):
+    """How a job with these checks ends, each of which should print "right"."""
+    checks = []
+    for number, source in enumerate(sources, 1):
+        mark = {KEY: {"id": f"check-{number}", "kind": "check", "exercise": 1}}
+        outputs = [new_output("stream", name="stdout", text="right\n")]
+        checks.append(new_code_cell(source, metadata=mark, outputs=outputs, execution_count=1))
+    return run(new_notebook(cells=checks), Limits(cell_s=cell_s, wall_s=120), sandboxed=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [
-    f"raise RuntimeError({WORDS!r})", pytest.param(f"print({WORDS!r})", marks=pytest.mark.slow),
-    pytest.param(f"print('right')\nprint({WORDS!r}, file=__import__('sys').stderr)", marks=pytest.mark.slow)])
-def test_words_alone_stop_no_job(source):
-    result = ended(source)
+def test_words_alone_stop_no_job():
+    result = ended(f"raise RuntimeError({WORDS!r})", f"print({WORDS!r})",
+                   f"print('right')\nprint({WORDS!r}, file=__import__('sys').stderr)")
     assert result.why is None and _killed(result) is None
-    assert [cell["stopped"] for cell in result.cells] == [False]
+    assert [cell["stopped"] for cell in result.cells] == [False] * 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source, cell_s, message", [
     ("import os\nos._exit(0)", 60, "the kernel died"), ("import time\ntime.sleep(60)", 3, "Timeout of 3 seconds")])
 def test_a_kernel_that_ends_and_a_cell_that_takes_too_long_are_told_apart(source, cell_s, message):
-    result = ended(source, cell_s)
+    result = ended(source, cell_s=cell_s)
     assert result.why == "time limit of a cell, or the kernel died"
     assert result.cells[0]["message"].startswith(message)
 
