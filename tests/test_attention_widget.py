@@ -60,7 +60,7 @@ def test_what_has_no_scores_or_too_much_is_refused() -> None:
 def test_words_without_a_script() -> None:
     words = AttentionPlayer({"contiguous": recorded(), "zigzag": recorded(zigzag=True)}).words()
     assert "rank 0 of tokens 0, 1, 14 and 15" in words and "Ranks 0, 1 and 2 wait." in words
-    assert "10 to 58 scores of a rank; 58 the most of each stop" in words
+    assert "10 to 58 scores of a rank; 58 one after another, as each hop waits for its busiest rank" in words
 
 
 def test_every_stop_is_told_and_drawn(show: Callable[..., Any]) -> None:

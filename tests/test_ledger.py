@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -483,7 +484,10 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert (f"holds {spread.memory_bytes / 1e9:.1f} GB, {(whole.memory_bytes - spread.memory_bytes) / 1e9:.1f} GB less"
             in says)
     waits = [round(100 * line.exposed_s / line.step_s) for line in (spread, whole)]
-    assert f"waits for {waits[0]} % of the step instead of {waits[1]} %, and trains on {speed(spread)} tokens" in says
+    assert f"waits for {waits[0]} % of the step instead of {waits[1]} %, which the opening line" in says
+    assert f"line would wait if it fitted, and trains on {speed(spread)} tokens" in says
+    qwen = MODELS["qwen3-235b-a22b"].experts
+    assert qwen and f"they have {1.5 * qwen.width * 8 / 7:,.0f} FLOPs for a byte" in says
     found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), Layout(1, 64, 1, zero_stage=3, ep=8), sequences,
                      ADAM_MIXED)
     assert f"are {found.ep_bytes / 1e9:.0f} GB and {found.ep_s:.1f} of the {spread.step_s:.0f} seconds" in says
@@ -512,6 +516,7 @@ def test_chapter_9_says_what_experts_cost() -> None:
     card, inside = rate / (50e9 * over.across_share), rate / (450e9 * over.inside_share)
     assert f"at {per_byte[0]:,.0f} FLOPs a byte against {card:,.0f} over the card" in says
     assert f"they take {100 * inside / per_byte[0]:.0f} % of the time" in says
+    assert round(14336 / qwen.width) == 9 and round(card / (1.5 * qwen.width * 8 / 7)) == 4
     assert f"have {per_byte[1]:,.0f} FLOPs for a byte" in says
     assert f"they would have {per_byte[2]:,.0f}, where {inside:,.0f} are enough" in says
     crossing = 1.5 * 2048 * 8 / 7
@@ -607,6 +612,10 @@ def test_chapter_14_says_what_was_published_of_the_planned_layout() -> None:
     assert "It trains on {:,.0f} tokens a second, where the estimate is {:,.0f}".format(*rates["fp8"]) in says
     assert "It reaches {:,.0f} in 16 bits, and the estimate is {:,.0f}".format(*rates["bf16"]) in says
     assert f"The ledger's {speed(way.line)} are an estimate" in says
+    [path] = ROOT.glob("chapters/14_*.ipynb")
+    [hidden] = re.findall(r"In this model of the times (\d+) % of the messages hide", says)
+    opening = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    assert any(f"({hidden}%)</td>" in out.get("data", {}).get("text/html", "") for out in opening.outputs)
 
 
 # In a page

@@ -271,6 +271,24 @@ def test_sizes_keep_the_budget() -> None:
     assert len(html_of(pipeline_race(late)).encode()) <= MOST_PAGE_BYTES
 
 
+def test_a_race_says_at_most_how_many_were_in_flight_so_far(show: Callable) -> None:
+    page = show(pipeline_race({"GPipe": gpipe(2, 3), "1F1B": one_f_one_b(2, 3)}))
+    tallies = page.locator(".lk-tiny", has_text="/")
+    assert tallies.all_text_contents() == ["0/0"] * 4, "a reader guesses first"
+    press(page, "End")
+    assert tallies.all_text_contents() == ["0/3", "0/3", "0/2", "0/1"]
+
+
+def test_a_micro_batch_that_is_followed_keeps_its_colours_and_others_fade(show: Callable) -> None:
+    page = show(pipeline_race({"GPipe": gpipe(2, 3), "1F1B": one_f_one_b(2, 3)}))
+    shown = "all => new Set(all.map(e => getComputedStyle(e).opacity)).size"
+    assert page.eval_on_selector_all(".lk-move .lk-block", shown) == 1
+    press(page, "ArrowDown")
+    assert page.eval_on_selector_all(".lk-move .lk-block", shown) == 2
+    assert page.eval_on_selector_all(".lk-move .lk-block.on", "all => all.map(e => getComputedStyle(e).opacity)") == [
+        "1"] * 8
+
+
 def kept(page: Any) -> str:
     """The micro-batches that are written in the strips of what is kept, rank by rank."""
     return "".join(page.eval_on_selector_all("g.in text", "all => all.map(e => e.textContent)"))

@@ -310,6 +310,15 @@ def test_each_stop_is_described(show: Callable) -> None:
                              "buckets, 200 kB on each rank": "2"}
 
 
+def test_a_reader_who_guesses_sees_all_reduces_and_figures_once_they_are_played(show: Callable) -> None:
+    page = show(bucket_timeline(recorded(SMALL), REPLAY, guess=True), reduced_motion="reduce")
+    told, at_rest = figures(page), page.locator("svg:not(.lk-move) .lk-block", has_text="bucket")
+    assert {told["of all-reduces"], told["of them hidden behind backward"]} == {"?"} and at_rest.count() == 0
+    assert page.locator(".lk-move .lk-block", has_text="bucket").count() == 2 * 2
+    press(page, "End")
+    assert figures(page)["of them hidden behind backward"] == "33 %"
+
+
 def test_a_late_rank_is_waited_for(show: Callable) -> None:
     page = show(bucket_timeline(recorded(SMALL), LATE), reduced_motion="reduce")
     said = captions(page)

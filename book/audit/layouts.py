@@ -88,8 +88,8 @@ def _order(tensor: torch.Tensor) -> Order:
 
 def _refuse(call: str, tensor: torch.Tensor) -> None:
     raise ValueError(f"the tensor of {call} is not contiguous (shape {list(tensor.shape)}, strides "
-                     f"{list(tensor.stride())}), and gloo takes its memory as it lies: pass x.contiguous(); if it is a "
-                     f"result too, {call} y = x.contiguous(), and then x.copy_(y)")
+                     f"{list(tensor.stride())}), and gloo takes its memory as it lies: pass x.contiguous(). Where "
+                     f"{call} writes into it, pass y = x.contiguous(), and copy the result back: x.copy_(y)")
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:

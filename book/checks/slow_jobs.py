@@ -1,7 +1,7 @@
 """L3: lab 13: who is late, which communication nothing hides, what a step should take, what is wrong with a job."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -307,6 +307,20 @@ def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str)
                 f"the caller has not asked for. {beside} Begin a load only when the caller takes the batch before it, "
                 "as a thread for each load does")
     return len(events)
+
+
+def ended(batches: Any) -> Iterator[Any]:
+    """The batches of a generator, which must end by itself: CheckFailed for what is none, and for a StopIteration that
+    comes out of it as an error."""
+    require(hasattr(batches, "__iter__"), f"ahead returns {'nothing' if batches is None else repr(batches)}: write a "
+            "generator, with yield")
+    try:
+        yield from batches
+    except RuntimeError as error:
+        refuse(isinstance(error.__cause__, StopIteration), "after the last batch, next(batches) raises StopIteration "
+               "inside your generator, where Python makes it a RuntimeError: catch it there and return, or write "
+               "next(batches, end) and return once you get `end`")
+        raise
 
 
 def before_error(got: Sequence[int], after: int) -> int:

@@ -170,9 +170,10 @@ def same_loss(one: float, other: float) -> bool:
 def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape or dtype, nan and inf."""
     if value is None or not hasattr(value, "shape"):
-        given = "nothing (None)" if value is None else f"a {type(value).__name__}, not a tensor,"
-        raise CheckFailed(f"rank {rank} gives {given} as {what}: do you return the result, as a tensor? "
-                          "(dist.all_reduce, for example, works in place and returns None)")
+        require(value is None, f"rank {rank} gives a {type(value).__name__}, not a tensor, as {what}: return one "
+                "tensor")
+        raise CheckFailed(f"rank {rank} gives nothing (None) as {what}: do you return the result? (dist.all_reduce, "
+                          "for example, works in place and returns None)")
     require(tuple(value.shape) == tuple(shape),
             f"rank {rank} gives {what} in the shape {tuple(value.shape)}, but it should be {tuple(shape)}")
     require(str(value.dtype).endswith("float64"),

@@ -184,7 +184,7 @@ def figures(play: AttentionPlay) -> list[list[str]]:
     """Pairs of a value and what it means."""
     least, best = min(play.totals), max(play.totals)
     return [[f"{least} to {best}" if least < best else str(best), "scores of a rank"],
-            [str(play.in_turn), "the most of each stop, added up"],
+            [str(play.in_turn), "one after another, as each hop waits for its busiest rank"],
             [in_bytes(sum(play.sent), zeros=True), f"sent by a rank in {counted(len(play.sent), 'message')}"]]
 
 

@@ -35,7 +35,7 @@ function planned(run) {
   stages.forEach((list, r) => list.forEach(s => (home[s] = r)));
   for (const x of acts) x.to = RESULT[x.kind] ? (home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r) : x.r;
   return {
-    ...{ ...run, acts, peak },
+    ...{ ...run, acts, peak, most },
     full: most.map((list, r) => ranks[r][list.indexOf(peak[r])]?.z),
     stops: apart([0, TICKS, ...acts.flatMap(x => [x.a, x.z])]),
     several: stages.some(list => list.length > 1),
@@ -128,7 +128,8 @@ function drawRank(rest, run, r, set) {
   if (!small) write(rest, 14, y + 12, of);
   if (tight) {
     const tally = write(rest, left - 8, y + 4, "", "end");
-    return t => (tally.textContent = `${kept(run.ranks[r], t).length}/${run.peak[r]}`);
+    const soFar = t => max(0, ...run.most[r].filter((_, i) => due(run.ranks[r][i].z, t))); // a reader guesses first
+    return t => (tally.textContent = `${kept(run.ranks[r], t).length}/${soFar(t)}`);
   }
   write(rest, 14, top(r) + lane + 6 + set.strip / 2 + (small ? 1 : 4), small ? of : "holds");
   return stripOf(rest, run, r, set);
@@ -396,6 +397,7 @@ function show(view, m) {
   const hint = `${byTouch() ? "Tap a block" : "Point at a block, or press ↑ or ↓,"} to follow a micro-batch.`;
   const way = m === null || view.data.view === "race" ? "" : follow(view.run.runs[0], m);
   view.told.replaceChildren(...(m === null ? [hint] : [make("b", null, {}, "Micro-batch " + m), way]));
+  view.field.classList.toggle("lk-follows", m !== null);
   view.root.dataset.batch = m ?? "";
 }
 

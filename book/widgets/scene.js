@@ -291,7 +291,7 @@ function shell(el, data, state, parts) {
   const control = transport(play, state, () => parts.draw());
   const scrub = scrubber(play, control);
   const more = make("div.lk-more", row);
-  const speed = pill(more, "1×", "Speed", () => {
+  const speed = pill(play, "1×", "Speed", () => {
     state.speed = state.speed === 4 ? 0.5 : state.speed * 2;
     speed.textContent = state.speed + "×";
   });

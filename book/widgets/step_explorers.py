@@ -221,7 +221,7 @@ class LoadExplorer(Explorer):
 
     def __init__(self, num_experts: int, skew: float, title: str):
         super().__init__(title, (
-            Dial("skew", "most over least popular", (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50), skew, "times"),
+            Dial("skew", "most over least", (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50), skew, "times"),
             Dial("experts", "experts", (4, 8, 16), num_experts), Dial("top_k", "choices of a token", (1, 2), 2),
             Dial("factor", "places", FACTORS, FACTORS[0], "word")))
         self.num_experts, self.skew = num_experts, skew

@@ -45,9 +45,11 @@ function stage({ run, data, field }, W) {
 /** What the colours mean. */
 function legend({ data, field }) {
   const key = make("div.lk-key lk-small");
-  const item = (c, letter, text) => make("i", make("span", key), { style: `--c:${c}` }, letter).after(text);
+  const item = (c, letter, text, look = "i") => {
+    make(look, make("span", key), { style: `--c:${c}` }, letter).after(text);
+  };
   data.phases.forEach((name, which) => item(colour(which), name[0], name));
-  item("var(--p1)", "w", "waits");
+  item("var(--p1)", "w", "waits", "i.lk-waits");
   item("var(--p0)", "\u2013", "all-reduce: from a rank's call to its end");
   field.after(key);
 }

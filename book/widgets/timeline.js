@@ -67,7 +67,7 @@ function plan({ n, duration_s }, W, total_s) {
   return { W, H: y + 20, left, small, y, box, perTick: ((W - left - 2) * duration_s) / total_s / TICKS, at };
 }
 
-function rowsOf({ ranks, flights, buckets }, { at, small }) {
+function rowsOf({ ranks, flights, buckets }, { at, small }, guess) {
   const block = ({ a, z, b }, ...lines) => ({ a, b: z, c: buckets[b].c, key: b, lines });
   const tails = name => name.split(".").map((_, i, all) => all.slice(i).join("."));
   const named = name => (small ? [] : tails(name).slice(0, name.includes(".") ? -1 : 1)); // "1.weight", not "weight"
@@ -78,7 +78,7 @@ function rowsOf({ ranks, flights, buckets }, { at, small }) {
       .filter(f => f.on.includes(r))
       .map(f => {
         const { name, label } = buckets[f.b];
-        return block(f, ["all-reduce of " + name, name, label]);
+        return { ...block(f, ["all-reduce of " + name, name, label]), kind: guess ? "lk-later" : "" };
       });
     return [
       { ...at[r].back, blocks: [...computed, ...exposed.map(waits)] },
@@ -91,7 +91,7 @@ function stage(view, W) {
   const { run, data, field } = view;
   const total_s = max(...data.runs.map(one => one.duration_s));
   const set = plan(run, W, total_s);
-  const ui = lanes(field, { ...set, rows: rowsOf(run, set), name: data.title });
+  const ui = lanes(field, { ...set, rows: rowsOf(run, set, data.guess), name: data.title });
   const { rest } = ui;
   axis(ui, set, run.duration_s, total_s);
   const boxes = set.at.flatMap(({ back, net, box }, r) => {
@@ -104,7 +104,7 @@ function stage(view, W) {
     for (const [text, y] of notes.slice(0, set.small ? 2 : 3)) {
       make("text.lk-tiny", rest, { x: set.left - 8, y, "text-anchor": "end" }, text);
     }
-    drawDrops(ui, run, r, back, net);
+    drawDrops(data.guess ? [ui.move] : [rest, ui.move], ui.x, run, r, set.at[r]);
     return drawBuckets(rest, run, r, set);
   });
   const time = make("text.lk-rank", rest, { x: 0, y: set.y + 15 });
@@ -116,12 +116,12 @@ function stage(view, W) {
 }
 
 /** From where a rank's bucket is full to where it leaves. */
-function drawDrops(ui, { flights, buckets }, r, back, net) {
+function drawDrops(layers, x, { flights, buckets }, r, { back, net }) {
   for (const { b, a, on } of flights) {
     const { full, c } = buckets[b];
     if (!on.includes(r) || full[r] > a || full[r] === undefined) continue;
-    const d = `M${ui.x(full[r])} ${back.y + back.h}L${ui.x(a)} ${net.y}`;
-    for (const layer of [ui.rest, ui.move]) make("path.lk-drop", layer, { style: "--c:" + c, d });
+    const d = `M${x(full[r])} ${back.y + back.h}L${x(a)} ${net.y}`;
+    for (const layer of layers) make("path.lk-drop", layer, { style: "--c:" + c, d });
   }
 }
 
@@ -263,10 +263,11 @@ function filled(run, bucket, r, t) {
 }
 
 /** One rank's all-reduces take no time. */
-function figures({ run: { overlap, num, n, size, hidden } }) {
-  const of = text => (hidden ? text : "–");
+function figures({ run: { overlap, num, n, size, hidden }, data, state }) {
+  const after = text => (data.guess && state.t < TICKS ? "?" : text); // a reader guesses first
+  const of = text => after(hidden ? text : "–");
   return [
-    [seconds(overlap.step_s), "step: backward and all-reduces"],
+    [after(seconds(overlap.step_s)), "step: backward and all-reduces"],
     [of(seconds(overlap.communication_s)), "of all-reduces"],
     [of(hidden), "of them hidden behind backward"],
     [of(seconds(overlap.exposed_s)), overlap.even ? "exposed, nothing hides it" : "exposed on the slowest rank"],

@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace], Trace] | None = None, *,
                     title: str | None = None, labels: Sequence[str] | None = None,
-                    select: Any = None) -> BucketTimeline | Live:
+                    select: Any = None, guess: bool = False) -> BucketTimeline | Live:
     """The backward pass of a recorded run, or of several that the reader chooses from, bucket by bucket.
 
     `runs` are traces recorded with `follow_backward`, or simulate_backward's, which need no replay; `replay`, a
     book.replay.Replay, gives their events modelled times (`runs` may also have traces that it has made already). The
-    order is the recorded one. In a live notebook, runs on NCCL have their measured times. `labels` name the choices and
-    `select` is the key to open with. Raises TypeError for anything but traces, ValueError for a trace without a
-    followed backward pass, without times or with more than 8 ranks, and for a recorded trace without a replay.
+    order is the recorded one. In a live notebook, runs on NCCL have their measured times. `labels` name the choices
+    and `select` is the key to open with. With `guess` all-reduces and figures are shown only once they are played.
+    Raises TypeError for anything but traces, ValueError for a trace without a followed backward pass, without times
+    or with more than 8 ranks, and for a recorded trace without a replay.
     """
-    return show(BucketTimeline(runs, replay, title, labels, select))
+    return show(BucketTimeline(runs, replay, title, labels, select, guess))
 
 
 TICKS = 100_000  # in the time that lanes show, as in lanes.js
@@ -202,15 +203,15 @@ class BucketTimeline(Recorded):
     widget, maker = "timeline", "bucket_timeline"
 
     def __init__(self, runs: Any, replay: Callable[[Trace], Trace] | None, title: str | None = None,
-                 labels: Sequence[str] | None = None, select: Any = None):
+                 labels: Sequence[str] | None = None, select: Any = None, guess: bool = False):
         super().__init__(runs, title, labels, select)
-        self._replay, self.title = replay, title or TITLE
+        self._replay, self.title, self._guess = replay, title or TITLE, guess
         self._modelled = {key: self._replayed(trace) for key, trace in self.traces.items()}
         self._data = self._payload(self._modelled, live=False)
 
     def with_trace(self, what: Any) -> BucketTimeline:
         """The same timeline of another trace."""
-        return BucketTimeline({"": what}, self._replay, self.title)
+        return BucketTimeline({"": what}, self._replay, self.title, guess=self._guess)
 
     def data(self, live: bool) -> dict[str, Any]:
         """The timeline's data; in a live notebook, runs on GPUs have the times that were measured there."""
@@ -257,7 +258,7 @@ class BucketTimeline(Recorded):
         names: dict[tuple[str, float], int] = {}
         runs = {key: run_payload(trace, source_of(trace, live), names) for key, trace in shown.items()}
         known = {"names": [name for name, _ in names], "sizes": [round(num_bytes) for _, num_bytes in names]}
-        return {"title": self.title, **known,
+        return {"title": self.title, **known, **({"guess": True} if self._guess else {}),
                 **arranged(runs, self._labels, self._select, integers="run")}
 
 
