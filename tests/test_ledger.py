@@ -550,7 +550,7 @@ def test_chapter_11_says_what_other_networks_make_of_the_lines() -> None:
     assert f"would train on {speed(zero[2])}." in says
     across = sorted(round(line.crossing_bytes / 1e9) for line, *_ in others)
     lost = sorted(round(100 * (1 - row[1].tokens_per_s / row[0].tokens_per_s)) for row in others)
-    assert f"send {across[0]} to {across[-1]} GB, and lose {lost[0]} to {lost[-1]} %" in says
+    assert f"sends {across[0]} to {across[-1]} GB, and they lose {lost[0]} to {lost[-1]} %" in says
     assert f"50 GB/s to itself, of which it reaches {50 * h100s.overheads.across_share:.0f}" in says
 
 
