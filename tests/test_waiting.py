@@ -229,6 +229,15 @@ def test_a_standstill_tells_each_rank_its_waits_and_what_all_had_done() -> None:
         "rank 0 waits for ranks 1, 2, 3, 4; rank 2 waits for rank 1; rank 3 waits for rank 4")
 
 
+def test_ranks_in_different_calls_wait_for_one_another() -> None:
+    world, alike = Group("0", (0, 1, 2)), {rank: _call(5)._replace(done=False) for rank in range(3)}
+    ranks = [waits_in("all_reduce"), waits_in("barrier"), waits_in("all_reduce")]
+    other = {**alike, 1: _call(5, "barrier")._replace(done=False)}
+    assert waits_told(standstill(Hang(ranks, {world: other})).stands) == (
+        "ranks 0, 2 wait for rank 1; rank 1 waits for ranks 0, 2")
+    assert not any(stand.waits for stand in standstill(Hang(ranks, {world: alike})).stands)
+
+
 def test_what_all_had_done_is_of_another_group_where_that_which_hangs_has_done_nothing() -> None:
     world, pair = Group("0", (0, 1, 2)), Group("1", (0, 1))
     calls = {pair: {0: _call(1)}, world: dict.fromkeys(range(3), _call(9)._replace(done=True))}

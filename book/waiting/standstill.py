@@ -61,6 +61,7 @@ def _waits(hang: Hang, rank: int) -> Iterator[WaitFor]:
     """For whom a rank waits, as `Hang.waits` has it, each with what it waits in."""
     others, doing = hang.waits.get(rank, ()), hang.ranks[rank].doing
     if not others:
+        yield from _in_other_calls(hang, rank)
         return
     called = {one.last[rank].name: one.behind for one in hang.missing if rank in one.waiting}
     if doing.message or hang.callee(rank) is not None or not called:
@@ -68,6 +69,18 @@ def _waits(hang: Hang, rank: int) -> Iterator[WaitFor]:
         return
     for name, behind in called.items():
         yield WaitFor(name, tuple(behind))
+
+
+def _in_other_calls(hang: Hang, rank: int) -> Iterator[WaitFor]:
+    """For those who are in another call than this rank where all should be in the same."""
+    for group, last in hang.calls.items():
+        mine = last.get(rank)
+        if mine is None or mine.done is not False:
+            continue
+        others = tuple(one for one in group.ranks if one in last and last[one].done is False
+                       and last[one].number == mine.number and last[one].what != mine.what)
+        if others:
+            yield WaitFor(mine.name, others)
 
 
 def _common(hang: Hang) -> Common | None:
