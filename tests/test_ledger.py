@@ -545,12 +545,14 @@ def test_chapter_11_says_what_other_networks_make_of_the_lines() -> None:
     worse, better = replace(h100s, across_bytes_per_s=50e9 / 8), replace(h100s, gpus_per_node=64)
     zero, *others = [[entry(way.model, way.layout, gpu=network) for network in (h100s, worse, better)]
                      for way in STORY if way.model == "llama3-70b" and not way.opens]
-    assert zero[0] == STORY[6].line and f"sends {zero[0].crossing_bytes / 1e12:.0f} TB to other nodes in a step" in says
+    tb = zero[0].crossing_bytes / 1e12  # of three passes one is of gradients
+    assert zero[0] == STORY[6].line and f"each GPU sends {tb:.0f} TB to other nodes in a step, counted in 16" in says
+    assert f"torchtitan's gradients in 32 bits make it {4 / 3 * tb:.0f}" in says
     assert f"trains on {speed(zero[1])} tokens a second instead of {speed(zero[0])}, and on NVLink it would" in says
     assert f"would train on {speed(zero[2])}." in says
     across = sorted(round(line.crossing_bytes / 1e9) for line, *_ in others)
     lost = sorted(round(100 * (1 - row[1].tokens_per_s / row[0].tokens_per_s)) for row in others)
-    assert f"sends {across[0]} to {across[-1]} GB, and they lose {lost[0]} to {lost[-1]} %" in says
+    assert f"a GPU sends {across[0]} to {across[-1]} GB, and they lose {lost[0]} to {lost[-1]} %" in says
     assert f"50 GB/s to itself, of which it reaches {50 * h100s.overheads.across_share:.0f}" in says
 
 
