@@ -10,7 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +40,7 @@ LIMIT_S = 240.0
 EXAMPLES = ROOT / "examples"
 
 SCRIPT = '''
-import ctypes, os, signal, sys, time
+import os, signal, sys, time
 assert "torch" not in sys.modules  # nothing is imported before the script does
 import torch
 import torch.distributed as dist
@@ -47,17 +50,8 @@ dist.all_reduce(torch.ones(4))
 if rank == 1:
     if kind == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if kind == "interpreter":
-        ctypes.PyDLL(None).sleep(1000)
-    if kind == "loop":
-        while True:
-            pass
-    if kind == "mismatch":
-        dist.broadcast(torch.ones(4), src=0)
     if kind == "crash":
         raise ValueError("bad batch")
-    if kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exit":
         sys.exit(3)
 if kind == "early" and rank == 1:
@@ -83,6 +77,29 @@ if kind == "none":
         pass
 print(f"rank {rank} of {__name__} has {sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
+'''
+HANGS = '''
+import ctypes, os, signal, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, woken = dist.get_rank(), []
+signal.signal(signal.SIGUSR1, lambda *_: woken.append(True))  # it also ends the sleep in C code
+if rank == 1:
+    print("rank 1 is process", os.getpid(), flush=True)
+for kind in sys.argv[1:]:
+    time.sleep(1)  # a rank reports twice a second: so that the last one is not of before the last hang
+    woken.clear()
+    if rank == 1:
+        if kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "interpreter":
+            ctypes.PyDLL(None).sleep(1000)
+        if kind == "loop":
+            while not woken: pass
+        if kind == "mismatch":
+            dist.broadcast(torch.ones(4), src=0)
+    dist.all_reduce(torch.ones(4))
 '''
 FAULT = '''
 import sys
@@ -187,13 +204,13 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    num_workers = {"fork": 2, "spawn": 1}[sys.argv[1]]  # one that is spawned imports torch
-    for batch in DataLoader(Data(), 2, num_workers=num_workers, multiprocessing_context=sys.argv[1]):
-        model(batch).sum().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(dist.get_rank())
-        optimizer.step()
+    for method, num_workers in {"fork": 2, "spawn": 1}.items():  # one that is spawned imports torch
+        for batch in DataLoader(Data(), 2, num_workers=num_workers, multiprocessing_context=method):
+            model(batch).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(dist.get_rank())
+            optimizer.step()
     dist.destroy_process_group()
 '''
 
@@ -201,10 +218,10 @@ SLOW = '''
 import sys, time
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-kind = sys.argv[1]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
@@ -246,27 +263,25 @@ def collate(samples):
     return torch.stack(samples)
 
 
-net = Net()
-if kind == "sharded":
-    from torch.distributed.fsdp import fully_shard
+def sharded(net):
     fully_shard(net.first)
     fully_shard(net)
-else:
-    net = DistributedDataParallel(net, bucket_cap_mb=0.0001)
-optimizer = SGD(net.parameters(), 0.01)
+    return net
+
+
 data = torch.randn(40, 8, generator=torch.Generator().manual_seed(rank))
+replica = DistributedDataParallel(Net(), bucket_cap_mb=0.0001)
 for kind in sys.argv[1:]:
+    net = sharded(Net()) if kind == "sharded" else replica
+    optimizer = SGD(net.parameters(), 0.01)
     for batch in DataLoader(data, 4, collate_fn=collate):
         slow("other code")
-        if kind == "sharded":
-            slow("sharded")
+        slow("sharded")
         net(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-if kind == "interrupted":
-    print(end="trained\\n" * (rank == 0), flush=True)
-    time.sleep(1000)
-dist.destroy_process_group()
+print(end="trained\\n" * (rank == 0), flush=True)
+time.sleep(1000)
 '''
 
 RATES = '''
@@ -314,24 +329,54 @@ rpc.shutdown()
 def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
         ) -> tuple[int, str, str]:
     """Run a script as a job in a folder of its own: the exit status, what the judge said, and all that was printed."""
+    return run(written(folder, text, *args), folder, ranks, options)
+
+
+def written(folder: Path, text: str, *args: str) -> list[str]:
+    """A script in this folder and its arguments, as a command line has them."""
     script = folder / "train.py"
     script.write_text(text)
-    return run([str(script), *args], folder, ranks, options)
+    return [str(script), *args]
 
 
 def run(line: list[str], folder: Path, ranks: int, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    with started(line, folder, ranks, options) as process:
+        printed, _ = process.communicate()
+    return process.returncode, said_in(printed), printed
+
+
+@contextmanager
+def started(line: list[str], folder: Path, ranks: int, options: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
+    """A job while it runs, at most LIMIT_S. At the end no process of it is left, and no folder."""
     with tempfile.TemporaryDirectory(prefix="job") as temporary:  # a short name: sockets of workers are made there
         env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": temporary}
         with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", str(ranks), *options, *line], text=True,
                               cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            limit = threading.Timer(LIMIT_S, process.terminate)
+            limit.start()
             try:
-                printed, _ = process.communicate(timeout=LIMIT_S)
+                yield process
             finally:
+                limit.cancel()
                 process.terminate()
         assert not list(Path(temporary).glob("lockstep*")), "a folder is left"
     assert not left(folder), "a process is left"
-    said = "\n".join(row.removeprefix("[lockstep] ") for row in printed.splitlines() if row.startswith("[lockstep] "))
-    return process.returncode, said, printed
+
+
+def said_in(printed: str) -> str:
+    """What the judge has said."""
+    return "\n".join(row.removeprefix("[lockstep] ") for row in printed.splitlines() if row.startswith("[lockstep] "))
+
+
+def heard(process: subprocess.Popen[str], words: str) -> str:
+    """What a job prints up to a line in which something matches, or to its end."""
+    printed = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed += line
+        if re.search(words, line):
+            break
+    return printed
 
 
 def left(folder: Path) -> list[str]:
@@ -351,23 +396,35 @@ def left(folder: Path) -> list[str]:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("kind, words", [
-    ("stop", "rank 1 is stopped by a signal (SIGSTOP)"),
-    ("interpreter", "rank 1 waits in C code that holds the interpreter lock at train.py line 13: ctypes.PyDLL(None)"),
-    ("loop", "rank 1 computes at train.py line 15: while True:|rank 1 computes at train.py line 16: pass"),
-    ("mismatch", "rank 1 calls broadcast(float32 [4], src=0) at train.py line 18: dist.broadcast"),
-])
-def test_a_hang_is_told_once_and_ended_if_that_is_asked(kind: str, words: str, tmp_path: Path) -> None:
-    hang_s = 2 if kind == "loop" else 3  # it is told after six times as long, and takes a core meanwhile
-    status, said, _ = job(tmp_path, SCRIPT, kind, options=("--hang-s", str(hang_s), "--end-hung"))
-    assert status == 1 and any(each in said for each in words.split("|")), said
-    assert said.count(f"nothing has moved for {hang_s} s") + said.count(
-        f"no rank has called another for {6 * hang_s} s") == 1
-    assert "ranks 0, 2 wait in all_reduce at train.py line 27: dist.all_reduce(torch.ones(4))" in said
+STOOD = {  # what is said of rank 1, and the signal that ends it
+    "stop": (r"rank 1 is stopped by a signal \(SIGSTOP\)", signal.SIGCONT),
+    "interpreter": (r"rank 1 waits in C code that holds the interpreter lock at train.py line 17: ctypes.PyDLL\(None\)",
+                    signal.SIGUSR1),
+    "loop": (r"rank 1 computes at train.py line 19: while not woken: pass", signal.SIGUSR1),
+    "mismatch": (r"rank 1 calls broadcast\(float32 \[4\], src=0\) at train.py line 21: dist.broadcast", signal.SIGKILL),
+}
+
+
+def test_each_hang_is_told_once_until_the_ranks_go_on_or_one_is_killed(tmp_path: Path) -> None:
+    with started(written(tmp_path, HANGS, *STOOD), tmp_path, 3, ("--hang-s", "2")) as process:  # a loop: after 12 s
+        printed = heard(process, "rank 1 is process")
+        rank_1 = int(printed.split()[-1])
+        for words, ends in STOOD.values():
+            printed += heard(process, words)
+            if ends == signal.SIGKILL:  # that calls differ is told before they hang
+                printed += heard(process, "nothing has moved") + heard(process, "ranks 0, 2 wait in")
+            assert re.search(words, printed), printed
+            os.kill(rank_1, ends)
+        printed += process.communicate()[0]
+    said = said_in(printed)
+    assert process.returncode == 1
+    assert said.count("nothing has moved for 2 s") == 3 and said.count("no rank has called another for 12 s") == 1, said
+    assert said.count("ranks 0, 2 wait in all_reduce at train.py line 22: dist.all_reduce(torch.ones(4))") == len(STOOD)
+    assert said.count("the ranks go on") == len(STOOD) - 1
+    assert said.endswith("rank 1 died after that"), said
 
 
 @pytest.mark.parametrize("name, ranks, words", [
-    ("one_receives_instead", 2, r"cause: ranks? .* waits? in .*; rank \d waits in recv from rank \d instead"),
     ("all_send_first", 3, r"all send first, and nobody receives"),
     ("two_groups_in_two_orders", 3, r"each for the other: call the groups' collectives in the same order"),
     ("an_empty_queue", 2, r"cause: rank \d waits in Queue.get\(\)"),
@@ -385,16 +442,14 @@ def test_a_hang_of_workers_of_rpc_that_are_in_no_group_is_told(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind, words", [
-    ("crash", 'rank 1 failed in train.py line 20: raise ValueError("bad batch")\nValueError: bad batch\n'),
-    ("exit", "rank 1 failed in train.py line 24: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
-    ("kill", "rank 1 died without an error: something has killed it"),
+    ("exit", "rank 1 failed in train.py line 15: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
     ("level", "rank 1 died without an error: something has killed it"),
     ("message", "rank 0 had ended\ncause: rank 1 waits in recv from rank 0, which has returned"),
-    ("half", 'rank 0 writes this file at train.py line 30: half = open("best.pt", "wb"). Rank 1 has read it too early'),
-    ("early", "rank 1 had ended\ncause: ranks 0, 2 wait in all_reduce(float32 [4], SUM); rank 1 returned without it"),
+    ("half", 'rank 0 writes this file at train.py line 21: half = open("best.pt", "wb"). Rank 1 has read it too early'),
+    ("early", "rank 1 had ended\ncause: rank 0 waits in all_reduce(float32 [4], SUM); rank 1 returned without it"),
 ])
 def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) -> None:
-    status, said, _ = job(tmp_path, SCRIPT, kind, ranks=3 if kind == "early" else 2)  # each imports torch
+    status, said, _ = job(tmp_path, SCRIPT, kind, ranks=2)
     assert status == 1 and words in said, said
     assert "all_reduce(float32 [4], SUM) at train.py line" in said or kind == "half"
 
@@ -470,21 +525,22 @@ def test_the_examples_run_unchanged_without_a_warning_and_leave_a_page(name: str
     assert "data-lockstep-calls" in (tmp_path / "kept" / "report.html").read_text("utf-8")
 
 
-def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(tmp_path: Path) -> None:
+def test_the_late_rank_is_named_with_what_makes_it_late_and_an_interrupt_blames_nobody_else(tmp_path: Path) -> None:
     """In one job: every ten steps another phase of rank 1 takes long. Each ten are judged like a run of their own."""
-    phases, kept = ("input", "forward", "backward", "optimizer", "other code"), tmp_path / "kept"
-    status, _, printed = job(tmp_path, SLOW, *phases, ranks=2, options=("--out", str(kept)))
-    assert status == 0, printed
+    phases, kept = ("input", "forward", "backward", "optimizer", "other code", "sharded"), tmp_path / "kept"
+    with started(written(tmp_path, SLOW, *phases), tmp_path, 2, ("--out", str(kept))) as process:
+        printed = heard(process, "^trained$")
+        time.sleep(1.0)  # a rank reports twice a second
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate()[0]
+    said = said_in(rest)
+    assert process.returncode not in (0, None) and said.startswith("59 steps after the first"), printed + rest
+    assert not said_in(printed) and "cause" not in rest
     timelines = runs.read_run(kept / runs.FILE).timelines
     for number, phase in enumerate(phases):
         lines = [*timelines_told([steps_of(one, 10 * number, 10) for one in timelines])]
-        require_late(lines, phase, "the last 9 steps" if number else "9 steps after the first")
-
-
-def test_the_late_rank_of_a_sharded_model_is_named(tmp_path: Path) -> None:
-    status, said, printed = job(tmp_path, SLOW, "sharded", ranks=2, options=())
-    assert status == 0, printed
-    require_late([line.removeprefix("  ") for line in said.splitlines()[1:]], "other code", "9 steps after the first")
+        require_late(lines, "other code" if phase == "sharded" else phase,
+                     "the last 9 steps" if number else "9 steps after the first")
 
 
 def test_tokens_mfu_and_exposed_communication_are_those_that_the_script_measures(tmp_path: Path) -> None:
@@ -576,20 +632,19 @@ def test_groups_of_the_same_ranks_are_told_apart() -> None:
 
 
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:
-    status, said, _ = job(tmp_path, "x = 1\nraise OSError('no data')\n", ranks=2)
+    status, said, _ = job(tmp_path, "x = 1\nraise OSError('no data')\n", ranks=1)
     assert status == 1 and "failed in train.py line 2: raise OSError('no data')\nOSError: no data" in said
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_workers_of_a_loader_are_no_ranks_and_replicas_are_compared(method: str, tmp_path: Path) -> None:
-    status, said, printed = job(tmp_path, LOADER, method, ranks=2, options=())
+def test_workers_of_a_loader_are_no_ranks_and_replicas_are_compared(tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, LOADER, ranks=2, options=())
     assert status == 0, printed
     assert "broadcast" in said and "differ between ranks 0, 1" in said
 
 
 @pytest.mark.parametrize("kind, words", [
     ("stop", r"cause: rank 0 waits in all_reduce\(.*\); rank 1 is stopped by a signal \(SIGSTOP\) instead"),
-    ("crash", r"rank 1 failed in train.py line 20: .*\n.*ValueError: bad batch")])
+    ("crash", r"rank 1 failed in train.py line 13: .*\n.*ValueError: bad batch")])
 def test_under_torchrun_judges_of_two_hosts_know_of_each_others_ranks(kind: str, words: str, tmp_path: Path) -> None:
     """Two agents, as on two hosts."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -611,24 +666,14 @@ def test_under_torchrun_judges_of_two_hosts_know_of_each_others_ranks(kind: str,
     assert not left(tmp_path)
 
 
-@pytest.mark.parametrize("text, begun", [
-    ("import time\nprint('begun', flush=True)\ntime.sleep(1000)\n", "begun\n"), (SLOW, "trained\n")])
-def test_an_interrupt_ends_all_and_blames_nobody_but_says_who_was_late(text: str, begun: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(text)
-    env, ranks = os.environ | {"PYTHONPATH": str(ROOT)}, "2" if text is SLOW else "1"
-    with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", ranks, str(tmp_path / "train.py"),
-                           "interrupted"], text=True, env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() not in (begun, ""):
-            pass
-        time.sleep(1.0)  # a rank reports twice a second
+def test_an_interrupt_ends_a_rank_without_a_group_and_nothing_is_said(tmp_path: Path) -> None:
+    waits = "import time\nprint('begun', flush=True)\ntime.sleep(1000)\n"
+    with started(written(tmp_path, waits), tmp_path, 1, ()) as process:
+        heard(process, "^begun$")
+        time.sleep(1.0)
         process.send_signal(signal.SIGTERM)
-        rest = process.stdout.read()
-    said = [line for line in rest.splitlines() if line.startswith("[lockstep]")]
-    assert process.returncode not in (0, None) and bool(said) == (text is SLOW), rest
-    assert "cause" not in rest and all(line.startswith("[lockstep] 9 steps after the first") for line in said[:1])
-    assert not left(tmp_path)
+        rest = process.communicate()[0]
+    assert process.returncode not in (0, None) and not said_in(rest) and "cause" not in rest
 
 
 def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -638,5 +683,6 @@ def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_ranks_that_torchrun_ends_are_not_the_first() -> None:
     members = [Member(Told(rank, 2, 2, os.getpid(), 0.0), 0.0, gone_s=gone_s) for rank, gone_s in ((0, 9.0), (1, 5.0))]
-    assert ending.failure(members, Hang([], {}), differed=False).startswith("rank 1 died without an error")
+    assert ending.failure(members, Hang([], {}), differed=False).startswith(
+        "rank 1 died without an error: something has killed it")
     assert not family.is_gone(os.getpid())

@@ -155,7 +155,7 @@ class Judge:
         if self._told_failure:
             return
         verdict = self._verdict()
-        if not verdict and self._told_hang:
+        if not verdict and self._told_hang and not any(member.failed for member in self._all().values()):
             self._say("the ranks go on")
         if verdict and not self._told_hang:
             limit_s = self._hang_s * (QUIET if verdict == "quiet" else 1)
