@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -23,10 +25,11 @@ from book.collectives import parameter_server_all_reduce, ring_all_reduce
 from book.cost import ring_sent_bytes, root_sent_bytes
 from book.device import message_device
 from book.execute import execute
-from book.launch import launch, rank_device
+from book.launch import LaunchError, launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, Windows, load_text
 from book.parallel.compressed import TopK
 from book.parallel.data import BucketedDDP, broadcast_state
+from book.parallel.line import SlowLine
 from book.parallel.rarely import Rarely, Streaming, _cut
 from book.record import follow_backward
 from book.record.buckets import OwnBuckets
@@ -677,3 +680,99 @@ def test_a_hook_that_sends_the_largest_numbers_does_what_the_definition_says():
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ValueError, match="share must be above 0 and at most 1"):
         TopK(share)
+
+
+# a slow line
+
+def carried_by_a_line(lengths, bytes_per_s, latency_s):
+    """What this rank gets of sums and gathers over a line, what it has sent, how long each took, and was noted."""
+    rank_device()
+    dist.init_process_group()
+    rank, line, found = dist.get_rank(), SlowLine(bytes_per_s, latency_s), []
+    for length in lengths:
+        own = torch.arange(length, dtype=torch.float64).view(-1, 1) + 10 * rank
+        dist.barrier()
+        began, sent, messages, busy_s = time.monotonic(), line.num_bytes, line.num_messages, line.busy_s
+        summed = own.clone()
+        future = dist.all_reduce(summed, group=line, async_op=True).get_future()
+        took_s = time.monotonic() - began
+        assert future.done() and future.value()[0] is summed
+        found.append((summed, line.num_bytes - sent, line.num_messages - messages, took_s, line.busy_s - busy_s))
+        began, sent, messages, busy_s = time.monotonic(), line.num_bytes, line.num_messages, line.busy_s
+        gathered = own.new_empty(line.size() * length)
+        dist.all_gather_into_tensor(gathered, own.flatten(), group=line)
+        found.append((gathered, line.num_bytes - sent, line.num_messages - messages, time.monotonic() - began,
+                      line.busy_s - busy_s))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_slow_line_carries_what_a_ring_sends_and_takes_as_long(world_size):
+    lengths, rate, latency_s = (1, 6, 20), 20e3, 0.003
+    for found in launch(carried_by_a_line, world_size, lengths, rate, latency_s):
+        own = [torch.arange(length, dtype=torch.float64) for length in lengths]
+        for (summed, *sums), (gathered, *gathers), mine in zip(found[::2], found[1::2], own, strict=True):
+            everybody = [mine + 10 * rank for rank in range(world_size)]
+            assert torch.equal(summed.flatten(), sum(everybody)) and summed.shape == (len(mine), 1)
+            assert torch.equal(gathered, torch.cat(everybody))
+            chunk, hops = 8 * -(-len(mine) // world_size), world_size - 1
+            for (num_bytes, messages, took_s, busy_s), each, num in ((sums, chunk, 2 * hops),
+                                                                     (gathers, 8 * len(mine), hops)):
+                assert (num_bytes, messages) == (num * each, num)
+                assert took_s >= busy_s >= num * (latency_s + each / rate)
+
+
+HOOKED = {"32 bits": lambda group: (group, default_hooks.allreduce_hook),
+          "16 bits": lambda group: (group, default_hooks.fp16_compress_hook),
+          "low rank": lambda group: (powerSGD_hook.PowerSGDState(group, 1, start_powerSGD_iter=2),
+                                     powerSGD_hook.powerSGD_hook),
+          "largest": lambda group: (None, TopK(0.25, group=group).reduce)}
+
+
+def hooked_on(groups):
+    """The weights that DDP trains with each hook, over torch's own group and over a line."""
+    rank_device()
+    dist.init_process_group()
+    rank, found = dist.get_rank(), {}
+    for name, hook in HOOKED.items():
+        for where in groups:
+            group = SlowLine(1e9) if where == "line" else None
+            torch.manual_seed(0)
+            module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+            parallel = DistributedDataParallel(module)
+            parallel.register_comm_hook(*hook(group))
+            for step in range(5):
+                x, y = batch(8, seed=step)
+                parallel.zero_grad()
+                F.mse_loss(parallel(x.float()[rank::2]), y.float()[rank::2]).backward()
+                for p in module.parameters():
+                    p.data -= 0.3 * p.grad
+            found[name, where] = torch.cat([p.detach().flatten() for p in module.parameters()])
+            assert group is None or group.num_bytes > 0, "the hook sends over the line"
+    return found
+
+
+@pytest.mark.slow
+def test_ddps_hooks_train_over_a_slow_line_as_over_torchs_own_group():
+    for found in launch(hooked_on, 2, ("torch", "line")):
+        for name in HOOKED:
+            torch.testing.assert_close(found[name, "line"], found[name, "torch"], rtol=0, atol=1e-6)
+        assert not torch.equal(found["largest", "line"], found["32 bits", "line"])
+
+
+def largest_of_a_slow_line():
+    dist.init_process_group()
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    SlowLine(1e9).allreduce([torch.ones(2)], options)  # dist.all_reduce words its error itself
+
+
+@pytest.mark.slow
+def test_a_slow_line_refuses_what_it_can_not_do():
+    with pytest.raises(LaunchError, match="a slow line can only add up"):
+        launch(largest_of_a_slow_line, 2)
+    for wrong, message in (({"bytes_per_s": 0}, "bytes_per_s must be above 0, not 0"),
+                           ({"bytes_per_s": 1, "latency_s": -1}, "latency_s must be at least 0, not -1")):
+        with pytest.raises(ValueError, match=message):
+            SlowLine(**wrong)

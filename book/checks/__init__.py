@@ -33,6 +33,7 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     frameworks           lab 14: what frameworks hide: accumulation, which rank sees which rows, uneven batches
     parameter_server     lab 15: what a server answers and when, and which pushes its steps are made of
     interleaved          lab 15: two calls at once, interleaved at every possible place
+    largest_sent         lab 15: ranks that send the largest numbers of their gradients, and owe the rest
     outer_steps          lab 15: ranks that agree every so many steps: the outer step, and where they go on from
     unwritten            every lab: answers that are not written yet, each reported in a line by the cells that need it
 

@@ -18,6 +18,7 @@
     rarely          Rarely: ranks that train apart and agree every so many steps: local SGD, DiLoCo; Streaming: on
                     one part of the weights after another
     compressed      TopK: a hook for DDP that sends the largest numbers of a gradient, and keeps the rest for later
+    line            SlowLine: a process group whose messages take as long as on a slow line
     quorum          one replica of a training that goes on when another dies, with torchft
     replicas        Replicas: such replicas as processes, started, killed and heard one by one; the run replayed by one
     weights         pieces, buckets, WeightSender, WeightReceiver: a trainer's weights on their way to generators
