@@ -40,7 +40,7 @@ from book.trace import Event, Trace
 from book.waiting.hang import Group
 from book.waiting.standstill import OWN_CODE, UNKNOWN, WAITS, Common, Stand, Standstill, WaitFor
 from book.words import capitalised
-from book.widgets.calls import KINDS, TICKS, Calls, blocks
+from book.widgets.calls import KINDS, MARGIN, TICKS, Calls, blocks
 from tests.damaged import damaged
 
 FAULTS = ("late", "other", "groups")
@@ -317,6 +317,7 @@ def test_the_page_of_a_hang_opens_where_all_still_went_on_and_draws_who_waits_fo
     write_run_page(page, run)
     html, stops = page.read_text("utf-8"), shown_on(page)["stops"]
     opens, = (stop for stop in stops if stop["t"] == shown_on(page)["opens"])
+    assert opens["t"] == pytest.approx(TICKS / (1 + MARGIN), rel=0.02), "what comes after was not noted any more"
     assert stops.index(opens) == len(stops) - 2 and opens["say"][0][1] == (
         "Here ranks 0, 1, 2, 3 had made call 40 of their group, all_reduce(float32 [<b>]), and no later one together. "
         "Since then: ranks 0, 1, 3: each waits in all_reduce; rank 2: sleeps.")

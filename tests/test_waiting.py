@@ -244,6 +244,8 @@ def test_what_all_had_done_is_of_another_group_where_that_which_hangs_has_done_n
     found = standstill(Hang([waits_in("all_reduce"), COMPUTES, COMPUTES], calls))
     assert found.common == Common(world, 9, "all_reduce()")
     assert standstill(Hang([waits_in("all_reduce"), COMPUTES, COMPUTES], {pair: {0: _call(1)}})).common is None
+    under_way = {world: dict.fromkeys(range(3), _call(9)._replace(done=False))}
+    assert standstill(Hang([waits_in("all_reduce")] * 3, under_way)).common == Common(world, 8, "a collective")
 
 
 def _of_ddp(number: int, count: int) -> History:
