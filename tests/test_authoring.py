@@ -481,7 +481,7 @@ def test_each_figure_has_a_title_and_a_widget_the_words_of_its_page() -> None:
     assert len(found) > 90 and all(figure.title for figure in found)
     assert all(bool(figure.words) == bool(figure.widget) == (figure.picture is None) for figure in found)
     ledgers = [figure for figure in found if figure.widget == LEDGER]
-    for chapter, ledger in enumerate(ledgers, 1):
+    for chapter, ledger in zip((*range(1, 11), 15), ledgers, strict=True):
         head, *rows = table_of(ledger)
         assert {len(row) for row in rows} == {len(head)} == {9} and rows[-1][0] == str(chapter)
 

@@ -14,7 +14,7 @@ import pytest
 from book.cost import (ADAM_MIXED, MACHINES, MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate,
                        largest_micro_batch, pipeline_bubble, state_bytes)
 from book.cost.answer import told as plan_told
-from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, Way, entry, story
+from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Apart, Entry, Way, entry, joined, story
 from book.cost.machines import SOFTWARE
 from book.cost.measured import data_sets
 from book.cost.scoreboard import measured
@@ -23,7 +23,7 @@ from book.faults import Job, daly, expected_goodput
 from book.pipelines import one_f_one_b
 from book.simulate import simulate_pipeline
 from book.widgets import ledger
-from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
+from book.widgets.ledger import AGAIN, EVERY, GPUS, HALLS, NAMES, PARTS, SIZES
 from book.widgets.step_explorers import expert_loads
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, html_of, state
 from tests.test_explorers import data_of, turn
@@ -33,13 +33,14 @@ from tests.website import ROOT
 def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -> None:
     for way in STORY:
         line = way.line
-        assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes) == way.opens, way
+        assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes)
+        assert (line.limit == ("line" if way.apart else "memory")) == way.opens, way
     closing = [way.chapter for way in STORY if not way.opens]
-    assert closing == [*range(1, 11)]
+    assert closing == [*range(1, 11), 15]
 
 
 def test_a_line_is_the_planners_estimate() -> None:
-    for way in STORY:
+    for way in (way for way in STORY if not way.apart):
         line, model = way.line, replace(MODELS[way.model], num_tokens=way.num_tokens)
         sequences = SEQUENCES * 8192 // way.num_tokens
         cluster = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0])
@@ -126,12 +127,38 @@ def test_published_steps_are_near(model: str, layout: Layout, sequences: int, me
     assert entry(model, layout, sequences).tokens_per_s == pytest.approx(measured, rel=0.12)
 
 
-@pytest.mark.parametrize("chapter", [0, 11, 1.5])
+@pytest.mark.parametrize("apart", [Apart(), Apart(4), Apart(every=20), Apart(4, 7, 4), Apart(2, 2, 4, 1e7)])
+def test_halls_wait_for_the_line_between_them(apart: Apart) -> None:
+    """By hand: a ring of the halls, 16 bits in each step or 32 now and then, over one line for all GPUs of a hall."""
+    layout, model = Layout(1, 16, 1, zero_stage=3), MODELS["llama3-8b"]
+    alone = entry("llama3-8b", layout, SEQUENCES // apart.halls)
+    line = Way(15, "", "llama3-8b", layout, apart=apart).line
+    hops, chunk = 2 * (apart.halls - 1), model.num_parameters / apart.halls
+    num_bytes = hops * chunk * 2 if apart.every == 1 else hops * chunk * 4 / apart.every
+    assert line.crossing_bytes - alone.crossing_bytes == pytest.approx(num_bytes / 16)
+    line_s = num_bytes / apart.bytes_per_s
+    waits_s = line_s if apart.parts == 1 else max(line_s - alone.step_s, 0)
+    assert line.step_s - alone.step_s == pytest.approx(waits_s) == pytest.approx(line.exposed_s - alone.exposed_s)
+    assert line.tokens_per_s * line.step_s == pytest.approx(alone.tokens_per_s * alone.step_s)
+    assert line.memory_bytes - alone.memory_bytes == pytest.approx(
+        8 * model.num_parameters / 16 if apart.every > 1 else 0)
+
+
+def test_what_halls_keep_for_their_agreement_may_not_fit() -> None:
+    full = Way(15, "", "llama3-8b", Layout(1, 16, 1, zero_stage=1), apart=Apart())
+    assert full.line.memory_bytes > 80e9 and full.line.limit == "memory"
+    model = replace(MODELS["llama3-8b"], num_layers=44)
+    line = entry(model, Layout(1, 16, 1, zero_stage=3), 256)
+    kept = joined(line, model, Layout(1, 16, 1, zero_stage=3), Apart(every=100))
+    assert line.memory_bytes < 80e9 < kept.memory_bytes and (line.limit, kept.limit) == ("communication", "memory")
+
+
+@pytest.mark.parametrize("chapter", [0, 16, 1.5])
 def test_a_chapter_without_a_line_is_refused(chapter: Any) -> None:
     if chapter == 1.5:
         assert len(story(chapter)) == 1
     else:
-        with pytest.raises(ValueError, match="the story has chapters 1 to 10, not"):
+        with pytest.raises(ValueError, match="the story has chapters 1 to 15, not"):
             ledger(chapter)
 
 
@@ -530,8 +557,8 @@ def test_chapter_9_says_what_experts_cost() -> None:
     assert 989e12 / 3.35e12 == pytest.approx(295, abs=0.5) and "below 295 rows" in says
 
 
-def test_chapters_2_to_14_open_with_what_fails_and_close_in_the_ledger() -> None:
-    for chapter in range(2, 15):
+def test_chapters_2_to_15_open_with_what_fails_and_close_in_the_ledger() -> None:
+    for chapter in range(2, 16):
         before, *after = told(chapter).split("\n## ")
         assert "**What still fails.**" in before + after[0], chapter
         assert any(section.startswith("In the ledger") for section in after), chapter
@@ -560,7 +587,7 @@ def test_chapter_12_says_what_failures_leave_of_a_line() -> None:
     says, day = told(12), 24 * 3600
     node_s = 54 * day / 419 * 2048
     small, large = (Job(num_gpus // 8, node_s, 60, 300) for num_gpus in (64, 16384))
-    line = STORY[-1].line
+    [line] = (way.line for way in STORY if way.chapter == 10)
     [row] = [row for row in data_sets()["llama3-paper"].rows
              if row.layout.num_gpus == 16384 and row.model.num_tokens == 8192]
     published = row.global_batch * 8192 / row.step_s / 16384
@@ -620,6 +647,28 @@ def test_chapter_14_says_what_was_published_of_the_planned_layout() -> None:
     assert any(f"({hidden}%)</td>" in out.get("data", {}).get("text/html", "") for out in opening.outputs)
 
 
+def test_chapter_15_says_what_a_slow_line_costs() -> None:
+    says, model = told(15), MODELS["llama3-8b"]
+    each, rarely = (way for way in STORY if way.chapter == 15)
+    [one] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
+    gradients, weights = (way.apart.line_bytes(model.num_parameters) for way in (each, rarely) if way.apart)
+    alone = entry("llama3-8b", each.layout, SEQUENCES // 2)
+    assert f"{gradients / 1e9:.1f} GB go each way over the line: {gradients / 1e9:.1f} seconds that nothing" in says
+    assert f"beside {alone.step_s:.1f} of everything else" in says
+    assert f"a GPU trains on {speed(each.line)} tokens a second, where it trained on {speed(one)} in one hall" in says
+    assert (f"{weights / 1e9:.2f} GB a step in place of {gradients / 1e9:.1f}, so a step waits for the line for "
+            f"{1e3 * weights / 1e9:.0f} ms in place of {gradients / 1e9:.1f} seconds") in says
+    assert f"and a GPU trains on {speed(rarely.line)} tokens a second in place of {speed(each.line)}" in says
+    kept = rarely.line.memory_bytes - each.line.memory_bytes
+    assert f"{kept / 1e9:.1f} GB more, {rarely.line.memory_bytes / 1e9:.1f} GB in all" in says
+    streamed = replace(rarely, apart=Apart(every=100, parts=4)).line
+    assert f"by parts none of it is left to wait for: {speed(streamed)}" in says
+    before, *after = says.split("\n## ")
+    assert "**What still fails.**" in before and any(section.startswith("In the ledger") for section in after)
+    least = weights / alone.step_s
+    assert f"{least / 1e6:.0f} MB/s would do" in says
+
+
 # In a page
 
 LINES = """(chosen) => {
@@ -633,8 +682,10 @@ def drawn(seed: int) -> dict[str, Any]:
     some = random.Random(seed)
     chosen = {"model": some.choice(list(NAMES.values())), "tp": some.choice(SIZES[:4]), "pp": some.choice(SIZES),
               "micro": some.choice(SIZES), "again": some.choice(AGAIN), "cp": some.choice(SIZES),
-              "tokens": some.choice([8192, 65536, 131072])}
-    least, sequences = chosen["tp"] * chosen["pp"] * chosen["cp"], 512 * 8192 // chosen["tokens"]
+              "tokens": some.choice([8192, 65536, 131072]), "halls": some.choice(HALLS), "every": some.choice(EVERY),
+              "parts": some.choice(PARTS)}
+    least = chosen["tp"] * chosen["pp"] * chosen["cp"]
+    sequences = 512 * 8192 // chosen["tokens"] // chosen["halls"]
     chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * sequences // chosen["micro"]] or [least])
     spread = [ep for ep in SIZES[:4] if ep <= chosen["gpus"] // chosen["pp"] and (ep == 1 or chosen["model"] == "8x7B")]
     return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0, "ep": some.choice(spread)}
@@ -651,20 +702,24 @@ def layout_of(chosen: dict[str, Any]) -> Layout:
 def largest(way: Way) -> list[tuple[str, int]]:
     """The largest micro-batches that fit an H100, by what is recomputed."""
     cluster, tokens = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0]), way.num_tokens
+    halls, outer = 1, 0.0
+    if way.apart:
+        halls, outer = way.apart.halls, way.line.optimizer_bytes - replace(way, apart=None).line.optimizer_bytes
     return [(words, largest_micro_batch(
         replace(MODELS[way.model], num_tokens=tokens), cluster, replace(way.layout, recompute=how),
-        SEQUENCES * 8192 // tokens, cluster.memory_bytes, ADAM_MIXED))
+        SEQUENCES * 8192 // tokens // halls, cluster.memory_bytes - outer, ADAM_MIXED))
         for words, how in zip(AGAIN, (None, "half", "full"))]
 
 
 def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
-    page = show(ledger(10))
-    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(10)))
+    page = show(ledger(15))
+    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(15)))
     models = {short: name for name, short in NAMES.items()}
     for seed in range(40):
         chosen = drawn(seed)
         found = page.evaluate(LINES, chosen)
-        own = Way(8, "", models[chosen["model"]], layout_of(chosen), num_tokens=chosen["tokens"])
+        apart = Apart(chosen["halls"], chosen["every"], chosen["parts"]) if chosen["halls"] > 1 else None
+        own = Way(8, "", models[chosen["model"]], layout_of(chosen), num_tokens=chosen["tokens"], apart=apart)
         assert_equal(found["own"], own.line)
         assert [tuple(pair) for pair in found["own"]["fits"]] == largest(own)
     for line, way in zip(found["lines"], STORY, strict=True):

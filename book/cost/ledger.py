@@ -1,7 +1,8 @@
 """L1: the ledger: what a GPU holds, sends and waits for in a training step, and what limits, for each way of training.
 
 The book's story has three models of one family and one with experts, on H100s in nodes of eight, and the same batch
-throughout. A chapter opens with the way that no longer works and closes with its own.
+throughout. A chapter opens with the way that no longer works and closes with its own. In chapter 15 the GPUs are in
+halls that a slow line joins.
 """
 from __future__ import annotations
 
@@ -28,13 +29,34 @@ GPU, SEQUENCES = "h100", 512  # of NUM_TOKENS each: four million tokens a step
 NUM_TOKENS, LONG = 8192, 131072  # of a sequence; LONG in the chapter on long sequences
 AXES = ("tp", "cp", "ep", "pp", "dp")
 LARGE_SHARE = 0.1  # of a step, from which on communication or waiting for other stages is what limits
+OUTER_BYTES = 8  # DiLoCo's state of a parameter: what was agreed on last, and the outer momentum, in 32 bits
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Halls that a slow line joins: each trains in a layout of its own, on its share of a step's sequences.
+
+    With `every` 1 the halls add up gradients, in 16 bits. Otherwise they agree on weights every so many steps (DiLoCo),
+    in 32 bits, and wait for it; with several `parts` they train on while one part after another is on its way.
+    `bytes_per_s` is what a hall sends over its line, each way.
+    """
+
+    halls: int = 2
+    every: int = 1
+    parts: int = 1
+    bytes_per_s: float = 1e9
+
+    def line_bytes(self, num_parameters: float) -> float:
+        """What a hall sends over the line in a step, of a ring of the halls; in the mean, if not in every step."""
+        return 2 * (self.halls - 1) / self.halls * num_parameters * (4 / self.every if self.every > 1 else 2)
 
 
 @dataclass(frozen=True)
 class Way:
     """A way to train a model: the chapter that it belongs to, its name there, its layout, and the tokens of a sequence.
 
-    `opens` is whether the chapter opens with it: the way that no longer works. A step has as many tokens in all ways.
+    With `apart` the layout is that of one hall. `opens` is whether the chapter opens with it: the way that no longer
+    works. A step has as many tokens in all ways.
     """
 
     chapter: int
@@ -43,12 +65,16 @@ class Way:
     layout: Layout
     opens: bool = False
     num_tokens: int = NUM_TOKENS
+    apart: Apart | None = None
 
     @property
     def line(self) -> Entry:
         """Its line."""
-        return entry(replace(model_named(self.model), num_tokens=self.num_tokens), self.layout,
-                     SEQUENCES * NUM_TOKENS // self.num_tokens)
+        model = replace(model_named(self.model), num_tokens=self.num_tokens)
+        sequences = SEQUENCES * NUM_TOKENS // self.num_tokens
+        if not self.apart:
+            return entry(model, self.layout, sequences)
+        return joined(entry(model, self.layout, sequences // self.apart.halls), model, self.layout, self.apart)
 
 
 STORY = (
@@ -70,6 +96,10 @@ STORY = (
     Way(9, "ZeRO-3 on 64 GPUs, experts over the 8 of a node", "mixtral-8x7b", Layout(1, 64, 1, zero_stage=3, ep=8)),
     Way(10, "4 stages, 2 replicas, each sequence over 2, tensor parallel over 4", "llama3-70b",
         Layout(4, 2, 4, zero_stage=1, sequence_parallel=1, cp=2)),
+    Way(15, "2 halls of 16 GPUs, gradients in each step", "llama3-8b", Layout(1, 16, 1, zero_stage=3), opens=True,
+        apart=Apart()),
+    Way(15, "2 halls of 16 GPUs, weights every 100 steps", "llama3-8b", Layout(1, 16, 1, zero_stage=3),
+        apart=Apart(every=100)),
 )
 
 
@@ -79,10 +109,12 @@ class Entry:
 
     `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries. Of what it sends, the
     mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k (all of an
-    expert's shards, if ep fills nodes), and of a pipeline one in k but for the end of its last stage, which has no hop.
+    expert's shards, if ep fills nodes), and of a pipeline one in k but for the end of its last stage, which has no hop;
+    and its share of what a hall's line carries.
     In `exposed_s` of a step it computes nothing because it communicates, in `idle_s` because other stages of a pipeline
     have not finished. `limit` is "memory" where `memory_bytes` are over `room_bytes`, a GPU's memory; else
-    "communication" or "pipeline" if that takes a tenth of the step or more; else "computing".
+    "communication", "pipeline" or "line", the slow line between halls, if that takes a tenth of the step or more; else
+    "computing".
     """
 
     parameter_bytes: float
@@ -133,6 +165,23 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
         state(StateBytes(0, 0, each.optimizer)), found.activation_bytes, found.gathered_bytes, cluster.memory_bytes,
         sum(sent.values()) - crossing, crossing, found.step_s, exposed_s, found.bubble_s,
         sequences * model.num_tokens / found.step_s / layout.num_gpus, _limit(found, exposed_s, cluster))
+
+
+def joined(line: Entry, model: Transformer, layout: Layout, apart: Apart) -> Entry:
+    """The line of one hall's layout, with what a hall's slow line adds to it."""
+    line_bytes = apart.line_bytes(model.num_parameters)
+    line_s = line_bytes / apart.bytes_per_s
+    waits_s = max(line_s - line.step_s, 0.0) if apart.parts > 1 else line_s
+    step_s = line.step_s + waits_s
+    outer = line.optimizer_bytes * OUTER_BYTES / ADAM_MIXED.optimizer if apart.every > 1 else 0.0
+    limit = line.limit
+    if line.memory_bytes + outer > line.room_bytes:
+        limit = "memory"
+    elif waits_s >= max(LARGE_SHARE * step_s, line.exposed_s, line.idle_s):
+        limit = "line"
+    return replace(line, optimizer_bytes=line.optimizer_bytes + outer, limit=limit, step_s=step_s,
+                   crossing_bytes=line.crossing_bytes + line_bytes / layout.num_gpus,
+                   exposed_s=line.exposed_s + waits_s, tokens_per_s=line.tokens_per_s * line.step_s / step_s)
 
 
 def _leaving(num_bytes: Any, span: Any, apart: Any, node: int) -> float:

@@ -2,7 +2,7 @@
    own. ledger.py says what the data mean. */
 import { make, bytes, short, num, pill, sum } from "./scene.js";
 import { explorer, trim } from "./explorer.js";
-import { entry } from "../twin/plan_ledger.js";
+import { entry, joined } from "../twin/plan_ledger.js";
 import { largest_micro_batch } from "../twin/plan_step.js";
 
 const { max, min, round } = Math;
@@ -18,7 +18,7 @@ const NUMBERS = ["sends in its node", "across nodes", "waits", "tokens/s per GPU
 const SHORT = NUMBERS.map(words => words.replace(" per GPU", "")); // beside the numbers of a narrow line
 const HEAD = ["way to train", "a GPU holds", ...NUMBERS];
 const NEAR = 2; // chapters whose lines a narrow picture shows at once
-const LIMITS = { pipeline: "the pipeline's bubble" };
+const LIMITS = { pipeline: "the pipeline's bubble", line: "the slow line" };
 const whole = x => round(x).toLocaleString("en");
 const amount = x => (x ? trim(bytes(x)) : "–");
 const percent = share => (share < 0.005 ? "–" : `${round(100 * share)}\u00a0%`);
@@ -27,20 +27,32 @@ const percent = share => (share < 0.005 ? "–" : `${round(100 * share)}\u00a0%`
 function answer(chosen, data) {
   const { machine, step_tokens, each, large } = data;
   const of = ({ model, tokens }) => ({ ...data.models[model], num_tokens: tokens });
-  const line = way => entry(of(way), machine, way.layout, step_tokens / way.tokens, each, large);
+  const line = ({ apart, ...way }) => {
+    const each_hall = step_tokens / way.tokens / (apart?.halls ?? 1);
+    const found = entry(of(way), machine, way.layout, each_hall, each, large);
+    return apart ? joined(found, of(way).num_parameters, numGpus(way.layout), apart, each, large) : found;
+  };
   const lines = data.ways.map(way => ({ ...way, ...line(way) }));
   const { model, gpus, tp, pp, zero, micro, again, cp = 1, ep = 1, tokens = data.tokens } = chosen;
+  const { halls = 1, every = 1, parts = 1 } = chosen;
   const dp = gpus / (tp * pp * cp);
   const layout = { ...data.plain, pp, dp, tp, cp, ep, zero_stage: zero, micro_batch_size: micro };
   Object.assign(layout, { sequence_parallel: +(tp > 1), recompute: data.again[again] });
   const long = tokens > data.tokens ? [`${tokens / 1024}k tokens`] : [];
-  const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...long, ...said(layout)].join(", ");
-  const own = { chapter: "you", name, model, layout, tokens };
+  const apart = halls > 1 ? { halls, every, parts, bytes_per_s: data.bytes_per_s } : null;
+  const where = (apart ? `${halls} halls of ` : "") + (gpus === 1 ? "one GPU" : `${gpus} GPUs`);
+  const when = apart ? [every > 1 ? `weights every ${every} steps` : "gradients in each step"] : [];
+  const name = [where, ...long, ...said(layout), ...when].join(", ");
+  const own = { chapter: "you", name, model, layout, tokens, apart };
+  const outer = line(own).optimizer_bytes - line({ ...own, apart: null }).optimizer_bytes;
+  const [sequences, room] = [step_tokens / tokens / halls, machine.memory_bytes - outer];
   const largest = recompute =>
-    largest_micro_batch(of(own), machine, { ...layout, recompute }, step_tokens / tokens, machine.memory_bytes, each);
+    largest_micro_batch(of(own), machine, { ...layout, recompute }, sequences, room, each);
   const fits = Object.entries(data.again).map(([words, how]) => [words, largest(how)]);
   return { lines, own: { ...own, ...line(own), fits } };
 }
+
+const numGpus = ({ pp, dp, tp, cp }) => pp * dp * tp * cp;
 
 function said({ pp, dp, cp, tp, ep, zero_stage, recompute }) {
   const sizes = Object.entries({ pp, dp, cp, tp, ep }).filter(([, n]) => n > 1);
@@ -57,7 +69,7 @@ function refined({ step_tokens, tokens, models }, at, dials) {
   const replicas = () => value("gpus") / value("tp") / value("pp") / value("cp", 1);
   while (replicas() < 1) at[of(["pp", "tp", "cp"].find(key => value(key, 1) > 1))]--;
   if (replicas() === 1 && value("cp", 1) === 1) at[of("zero")] = 0;
-  const sequences = step_tokens / value("tokens", tokens);
+  const sequences = step_tokens / value("tokens", tokens) / value("halls", 1);
   while (replicas() * value("micro") > sequences) at[of(at[of("micro")] ? "micro" : "gpus")]--;
   const { num_experts } = models[value("model")];
   while (value("ep", 1) > Math.min(num_experts, value("gpus") / value("pp"))) at[of("ep")]--;
