@@ -70,7 +70,16 @@ function limitOf({ memory_bytes, bubble_s, step_s }, exposed_s, cluster, large_s
   return seconds >= large_share * step_s ? name : "computing";
 }
 
-/** The line of one hall's layout, with what a hall's slow line adds to it; as book.cost.ledger.joined. */
+/**
+ * The line of one hall's layout, with what the slow line between halls adds to it; as book.cost.ledger.joined.
+ * @param {object} line   what `entry` gives for a hall
+ * @param {number} num_parameters
+ * @param {number} num_gpus   of a hall
+ * @param {{halls: number, every: number, parts: number, bytes_per_s: number}} apart   as book.cost.ledger.Apart
+ * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of state of one parameter
+ * @param {number} large_share
+ * @returns {object} as `entry` gives
+ */
 function joined(line, num_parameters, num_gpus, { halls, every, parts, bytes_per_s }, each, large_share) {
   const line_bytes = ((2 * (halls - 1)) / halls) * num_parameters * (every > 1 ? 4 / every : 2);
   const line_s = line_bytes / bytes_per_s;
