@@ -28,7 +28,7 @@ without circles.
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
         job           a script of your own under torchrun: what its ranks do, seen from outside, and the lines of a run
-        doctor        what a machine's ranks will stumble on: limits, names, networks; the speed of all-reduces
+        doctor        what ranks will stumble on: GPUs, limits, names, networks, other hosts; the speed of all-reduces
         hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace

@@ -20,6 +20,7 @@ class FakeCard:
     levels: dict[int, int] = field(default_factory=dict)  # by the bus of another card
     errors: tuple[int, int] = (0, 0)
     xids: list[int] = field(default_factory=list)
+    is_lost: bool = False
 
 
 H100 = {"Name": "NVIDIA H100 80GB HBM3", "ClockInfo": 345, "MaxClockInfo": 1980, "CurrentClocksEventReasons": 0x01,
@@ -36,6 +37,11 @@ def library(cards: list[FakeCard], driver: str = "580.65.06", cuda: int = 13000,
 
     def opened(by: int) -> None:
         made.open += by
+
+    def handle(number: int) -> FakeCard:
+        if cards[number].is_lost:
+            raise NVMLError("GPU is lost")
+        return cards[number]
 
     def pci(card: FakeCard) -> Any:
         return SimpleNamespace(domain=0, bus=card.bus, device=0)
@@ -69,7 +75,7 @@ def library(cards: list[FakeCard], driver: str = "580.65.06", cuda: int = 13000,
         setattr(made, f"nvmlDeviceGet{name}", answer(name))
     made.nvmlInit, made.nvmlShutdown = (lambda: opened(1)), (lambda: opened(-1))
     made.nvmlSystemGetDriverVersion, made.nvmlSystemGetCudaDriverVersion = (lambda: driver), (lambda: cuda)
-    made.nvmlDeviceGetCount, made.nvmlDeviceGetHandleByIndex = (lambda: len(cards)), (lambda number: cards[number])
+    made.nvmlDeviceGetCount, made.nvmlDeviceGetHandleByIndex = (lambda: len(cards)), handle
     made.nvmlDeviceGetPciInfo = pci
     made.nvmlDeviceGetTotalEccErrors = lambda card, kind, counter: card.errors[counter]
     made.nvmlDeviceGetFieldValues = lambda card, ids: [SimpleNamespace(

@@ -165,6 +165,19 @@ def test_memory_errors_and_links_that_are_down(monkeypatch: pytest.MonkeyPatch) 
     assert found.paths[0] == ("X", "NV2", "NV3") and "ever: GPU 0 5, GPU 2 4" in "\n".join(cards_told(found))
 
 
+def test_a_card_that_is_lost_is_told_and_the_others_keep_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = joined(4)
+    cards[1].is_lost, cards[3].errors = True, (1, 1)
+    found = read(monkeypatch, cards)
+    lost, errors = ailments(found)
+    assert lost.what.startswith("GPU 1 does not answer") and errors.what.startswith("GPU 3 has had 1 memory error")
+    assert found.paths[0] == ("X", "?", "NV3", "NV3") and "--gpu-reset -i 3" in errors.remedy
+    with watched() as seen:
+        cards[3].xids.append(48)
+        time.sleep(5 * SAMPLE_S)
+    assert seen.xids == [(3, 48)] and not list(while_it_ran(seen, found.cards))[1:]
+
+
 def test_pairs_without_a_switch_are_told_from_those_on_pcie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bridges of two links each join 0 with 1 and 2 with 3; the rest goes over PCIe; names of old drivers."""
     cards = [FakeCard(bus, {**H100, "CurrentClocksThrottleReasons": 0x48}) for bus in range(4)]

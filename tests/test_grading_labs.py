@@ -8,9 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import nbformat
 import pytest
@@ -23,7 +21,6 @@ from book.grading.lab import code_cells, marks, needed, points, read_lab, with_s
 from book.grading.lint import SEEDS
 from book.grading.release import in_variant, released
 from book.grading.trial import printed, solution
-from book.grading.warm import Warm
 from book.launch import LaunchError
 
 
@@ -39,33 +36,11 @@ GRADED = {"02_data_parallel": 2, "03_ring_all_reduce": 6, "04_sharded_data_paral
 WHOLE = "LOCKSTEP_WHOLE" in os.environ
 
 
-class Kept(Warm):
-    """Warm processes that stay for the next lab: most labs withhold the same modules. Each costs 2 to 5 CPU seconds."""
-    for_all: ClassVar[dict[tuple[Any, ...], Any]] = {}
-
-    def __init__(self, lab: nbformat.NotebookNode, prefix: str) -> None:
-        super().__init__(lab, prefix)
-        if self.modules:  # none are imported for a lab whose checks limit memory
-            self.processes = self.for_all
-
-    def close(self) -> None:
-        if self.processes is not self.for_all:
-            super().close()
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[type[Warm]]:
-    """What a grading run makes its warm processes with."""
-    yield Kept
-    while Kept.for_all:
-        Kept.for_all.popitem()[1].end()
-
-
 class LabGraded:
     """The tests of one lab. Each lab has a class, so that labs can be tested side by side."""
     path: Path
 
-    def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch, warm):
+    def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch):
         """The secret seed is one that a check using only part of it can't tell from the lab's own."""
         lab, handed_in = read_lab(self.path), tmp_path / "submissions"
         whole = WHOLE or self.path.stem not in GRADED
@@ -73,7 +48,6 @@ class LabGraded:
         lab = part_of(lab, solved)
         nbformat.write(lab, tmp_path / self.path.name)
         monkeypatch.setattr("book.grading.grade.secrets.randbelow", lambda end: own_seed(lab) + SEEDS[1] - SEEDS[0] - 1)
-        monkeypatch.setattr("book.grading.grade.Warm", warm)
         handed_in.mkdir()
         nbformat.write(solutions(lab), handed_in / "solutions.ipynb")
         nbformat.write(released(lab), handed_in / "untouched.ipynb")

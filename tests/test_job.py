@@ -557,9 +557,9 @@ def test_tokens_mfu_and_exposed_communication_are_those_that_the_script_measures
         return float(found[1].replace(",", ""))
 
     assert number("14 steps after the first: # ms in the median") == pytest.approx(1e3 * step_s, rel=0.05)
-    assert number("included, in the median: rank 0 # ms") == pytest.approx(1e3 * (world_s + pair_s), rel=0.05)
+    assert number("included, in the median: rank 0 # ms") == pytest.approx(1e3 * (world_s + pair_s), abs=15)
     assert number("waits longest: ranks 0, 1, 2: # ms on rank 2;") == pytest.approx(1e3 * longest_s, rel=0.05)
-    assert number("; ranks 0, 1: # ms on rank 0") == pytest.approx(1e3 * pair_s, rel=0.05)
+    assert number("; ranks 0, 1: # ms on rank 0") == pytest.approx(1e3 * pair_s, abs=15)
     assert number("tokens per second: # in the median step") == pytest.approx(3072 / step_s, rel=0.05)
     flops = MODELS["small-gpt"].step_flops(3072 / MODELS["small-gpt"].num_tokens)
     mfu = flops / step_s / (3 * 989e12)

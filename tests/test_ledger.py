@@ -127,7 +127,8 @@ def test_published_steps_are_near(model: str, layout: Layout, sequences: int, me
     assert entry(model, layout, sequences).tokens_per_s == pytest.approx(measured, rel=0.12)
 
 
-@pytest.mark.parametrize("apart", [Apart(), Apart(4), Apart(every=20), Apart(4, 7, 4), Apart(2, 2, 4, 1e7)])
+@pytest.mark.parametrize("apart", [Apart(), Apart(4), Apart(every=20), Apart(4, 7, 4), Apart(2, 2, 4, 1e7),
+                                   Apart(parts=4), Apart(2, 50)])
 def test_halls_wait_for_the_line_between_them(apart: Apart) -> None:
     """By hand: a ring of the halls, 16 bits in each step or 32 now and then, over one line for all GPUs of a hall."""
     layout, model = Layout(1, 16, 1, zero_stage=3), MODELS["llama3-8b"]
@@ -137,9 +138,12 @@ def test_halls_wait_for_the_line_between_them(apart: Apart) -> None:
     num_bytes = hops * chunk * 2 if apart.every == 1 else hops * chunk * 4 / apart.every
     assert line.crossing_bytes - alone.crossing_bytes == pytest.approx(num_bytes / 16)
     line_s = num_bytes / apart.bytes_per_s
-    waits_s = line_s if apart.parts == 1 else max(line_s - alone.step_s, 0)
+    waits_s = line_s if apart.parts == 1 or apart.every == 1 else max(line_s - alone.step_s, 0)
     assert line.step_s - alone.step_s == pytest.approx(waits_s) == pytest.approx(line.exposed_s - alone.exposed_s)
     assert line.tokens_per_s * line.step_s == pytest.approx(alone.tokens_per_s * alone.step_s)
+    shares = {"communication": alone.exposed_s, "pipeline": alone.idle_s, "line": waits_s}
+    is_large = max(alone.exposed_s + waits_s, alone.idle_s) >= 0.1 * line.step_s
+    assert line.limit == (max(shares, key=shares.__getitem__) if is_large else "computing")
     assert line.memory_bytes - alone.memory_bytes == pytest.approx(
         8 * model.num_parameters / 16 if apart.every > 1 else 0)
 

@@ -240,6 +240,12 @@ def test_a_call_that_timed_out_is_not_done_though_it_was_retired(tmp_path: Path)
     assert NEXT["entries"][1]["retired"] and flights[0].stuck("0").number == 2
 
 
+def test_a_time_in_a_name_is_no_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hang_1732838400.json"
+    path.write_text(json.dumps(AHEAD))
+    assert main(["show", str(path)]) == 0 and "838400" not in capsys.readouterr().out
+
+
 def test_ranks_come_from_the_number_that_tells_names_apart() -> None:
     for names in (["dump_0", "dump_1"], ["node3_rank0.pickle", "node3_rank1.pickle"], ["r0_v2", "r1_v2"], ["0", "1"]):
         assert list(ranks_of([Path(name) for name in names]).values()) == [0, 1]
@@ -438,6 +444,17 @@ def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert shown_on(tmp_path / "page.html")["stops"][-1]["say"] == [["", capitalised(said[3].strip())]]
     path.write_text(path.read_text()[:-9])
     assert main(["show", str(path)]) == 2 and "this is not a trace's JSON" in capsys.readouterr().err
+
+
+def test_the_picture_of_one_file_has_nothing_of_another(tmp_path: Path) -> None:
+    """A run that hung, and a trace: each has clocks and calls of its own."""
+    events = [Event(rank, "collective", "all_reduce", group=(0, 1), num_bytes=8.0, start_s=float(step), end_s=step + 0.5)
+              for step in range(9) for rank in (0, 1)]
+    trace, run = tmp_path / "trace.json", run_in(tmp_path / "run", state="hung") / "run.json"
+    trace.write_text(Trace(events, 2, "measured", "recorded", backend="gloo").to_json())
+    alone, both = shown([run]), shown([run, trace])
+    assert alone.hangs and alone.common and len(alone.timelines) == 4
+    assert not both.hangs and both.common is None and len(both.timelines) == 2 and both.standstill == alone.standstill
 
 
 SAMPLES = Path(__file__).parents[2] / "shared/data/traces"

@@ -235,7 +235,6 @@ def waited_with_a_limit(rank):
     return [work.wait(timeout=timedelta(seconds=30)) for work in works]
 
 
-@pytest.mark.slow
 def test_the_line_of_a_frame_is_the_one_that_python_tells(monkeypatch):
     """Of code that comes and goes as well: another function may then be where one was in memory."""
     monkeypatch.setattr(place, "MOST_CODE", 50)
@@ -258,5 +257,6 @@ def test_every_reduction_has_its_own_name():
     assert Op("send", None, OwnGroup("0", (0,), "", 0), 1, None).reduces is None
 
 
+@pytest.mark.slow
 def test_requests_are_waited_for_with_a_time_limit():
     assert all(all(done) for done in launch(lambda: waited_with_a_limit(int(os.environ["RANK"])), 2))

@@ -217,7 +217,8 @@ def test_long_runs_of_ranks_are_written_as_a_range() -> None:
 def test_a_standstill_tells_each_rank_its_waits_and_what_all_had_done() -> None:
     """Rank 3 waits in another group for rank 4, which is stopped; rank 1 is dead, whatever it did last."""
     world, pair = Group("0", (0, 1, 2, 3, 4)), Group("1", (3, 4))
-    ranks = [waits_in("all_reduce"), COMPUTES, waits_in("recv", 1), waits_in("barrier"), doing(Kind.STOPPED)]
+    ranks = [waits_in("all_reduce"), waits_in("recv", 4), waits_in("recv", 1), waits_in("barrier"),
+             doing(Kind.STOPPED)]
     last = {0: _call(7), 1: _call(6)._replace(arguments="x"), 2: _call(6), 3: _call(6), 4: _call(6)}
     found = standstill(Hang(ranks, {world: last, pair: {3: _call(2, "barrier"), 4: _call(1)}}), dead={1})
     assert [stand.state for stand in found.stands] == [WAITS, DEAD, WAITS, WAITS, STOPPED]
@@ -235,7 +236,10 @@ def test_ranks_in_different_calls_wait_for_one_another() -> None:
     other = {**alike, 1: _call(5, "barrier")._replace(done=False)}
     assert waits_told(standstill(Hang(ranks, {world: other})).stands) == (
         "ranks 0, 2 wait for rank 1; rank 1 waits for ranks 0, 2")
-    assert not any(stand.waits for stand in standstill(Hang(ranks, {world: alike})).stands)
+    uneven = {rank: _call(5, "all_to_all_single")._replace(done=False, arguments=f"float32 [{rank}]")
+              for rank in range(3)}
+    for same in (alike, uneven):
+        assert not any(stand.waits for stand in standstill(Hang(ranks, {world: same})).stands)
 
 
 def test_what_all_had_done_is_of_another_group_where_that_which_hangs_has_done_nothing() -> None:

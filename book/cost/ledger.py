@@ -171,14 +171,14 @@ def joined(line: Entry, model: Transformer, layout: Layout, apart: Apart) -> Ent
     """The line of one hall's layout, with what a hall's slow line adds to it."""
     line_bytes = apart.line_bytes(model.num_parameters)
     line_s = line_bytes / apart.bytes_per_s
-    waits_s = max(line_s - line.step_s, 0.0) if apart.parts > 1 else line_s
+    waits_s = max(line_s - line.step_s, 0.0) if apart.parts > 1 and apart.every > 1 else line_s
     step_s = line.step_s + waits_s
     outer = line.optimizer_bytes * OUTER_BYTES / ADAM_MIXED.optimizer if apart.every > 1 else 0.0
-    limit = line.limit
+    seconds, limit = max((line.exposed_s, "communication"), (line.idle_s, "pipeline"), (waits_s, "line"))
+    if max(line.exposed_s + waits_s, seconds) < LARGE_SHARE * step_s:
+        limit = "computing"
     if line.memory_bytes + outer > line.room_bytes:
         limit = "memory"
-    elif waits_s >= max(LARGE_SHARE * step_s, line.exposed_s, line.idle_s):
-        limit = "line"
     return replace(line, optimizer_bytes=line.optimizer_bytes + outer, limit=limit, step_s=step_s,
                    crossing_bytes=line.crossing_bytes + line_bytes / layout.num_gpus,
                    exposed_s=line.exposed_s + waits_s, tokens_per_s=line.tokens_per_s * line.step_s / step_s)

@@ -68,6 +68,8 @@ def meet(store: Any, host: int, num_hosts: int, clock: Callable[[], float] = tim
             reached = [*together.map(_reaches, hosts)]
         missed = [(host, number) for number, there in enumerate(reached) if number != host and not there]
         unreached = _gathered(store, "unreached", host, num_hosts, missed)  # the doors stay open until all have tried
+        with suppress(OSError):
+            door.shutdown(socket.SHUT_RDWR)  # or its thread would wait for guests for ever
     return Together(tuple(hosts), ahead_s, tuple(pair for pairs in unreached for pair in pairs))
 
 
@@ -78,11 +80,13 @@ def chosen_address(facts: HostFacts) -> str:
 
 
 def _answer(door: socket.socket, token: bytes) -> None:
-    with suppress(OSError):  # the door has been closed
-        while True:
+    while True:
+        try:
             guest, _ = door.accept()
-            with guest:
-                guest.sendall(token)
+        except OSError:  # the door has been closed
+            return
+        with guest, suppress(OSError):  # a guest may leave before it has heard
+            guest.sendall(token)
 
 
 def _reaches(other: HostSaid) -> bool:

@@ -17,6 +17,10 @@ def ailments(cards: Cards) -> Iterator[Finding]:
         yield Finding(f"the driver and its library NVML are not of one version ({cards.silent}): no program can use "
                       "the GPUs", "restart the machine, as an update of the driver needs that")
     for number, card in enumerate(cards.cards):
+        if card.is_lost:
+            yield Finding(f"GPU {number} does not answer: it has fallen off the bus, or its driver has given it up",
+                          f"`dmesg | grep Xid` shows the error, {XID_PAGE} its meaning; drain the node and restart it")
+    for number, card in enumerate(cards.cards):
         yield from _broken(number, card)
         yield from _slow(number, card)
     yield from _unlike(cards.cards)
@@ -75,7 +79,7 @@ def _unlike(cards: Sequence[Card]) -> Iterator[Finding]:
 
 
 def _links(cards: Cards) -> Iterator[Finding]:
-    joined = {path.startswith("NV") for row in cards.paths for path in row if path != "X"}
+    joined = {path.startswith("NV") for row in cards.paths for path in row if path not in ("X", "?")}
     if joined == {True, False}:
         groups = " and ".join(f"{{{', '.join(map(str, group))}}}" for group in linked(cards.paths))
         yield Finding(f"NVLink joins only the GPUs of {groups}; all other pairs talk over PCIe",

@@ -6,7 +6,7 @@ reference (nvmlutilization). A card or a driver that does not know a question le
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +32,9 @@ SAMPLE_S = 0.1
 class Card:
     """A GPU: clocks in MHz, counts of memory errors that could not be corrected, since the driver was loaded and ever.
 
-    `slowed` are bits of SLOWED, `remapping` says whether replaced rows of memory wait for a reset, `is_worn` whether
-    there are none left to replace with. `lanes` are PCIe's, now and at most; `links` the NVLinks that are up.
+    `reasons` are bits of SLOWED and LOCKED, `remapping` says whether replaced rows of memory wait for a reset,
+    `is_worn` whether there are none left to replace with. `lanes` are PCIe's, now and at most; `links` the NVLinks that
+    are up. A card that `is_lost` has fallen off the bus, and says nothing.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Card:
     recovery: int = 0
     lanes: tuple[int, int] | None = None
     links: int = 0
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def read_cards() -> Cards:
 
 
 def _handles(nvml: Any) -> list[Any]:
-    return [handle for number in range(_asked(nvml, nvml.nvmlDeviceGetCount) or 0)
-            if (handle := _asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)) is not None]
+    """Each card's, by its number; None for one that has fallen off the bus."""
+    return [_asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
+            for number in range(_asked(nvml, nvml.nvmlDeviceGetCount) or 0)]
 
 
 def _asked(nvml: Any, question: Callable[..., Any], *about: Any) -> Any:
@@ -99,6 +102,9 @@ def _asked(nvml: Any, question: Callable[..., Any], *about: Any) -> Any:
 
 
 def _card(nvml: Any, handle: Any, links: int) -> Card:
+    if handle is None:
+        return Card("GPU", is_lost=True)
+
     def ask(name: str, *more: Any) -> Any:
         return _asked(nvml, getattr(nvml, f"nvmlDeviceGet{name}"), handle, *more)
 
@@ -128,6 +134,8 @@ End = tuple[bool, "tuple[int, int, int] | None"]  # whether a switch is there, a
 
 def _ends(nvml: Any, handle: Any) -> list[End]:
     """Where a card's NVLinks lead that are up."""
+    if handle is None:
+        return []
     up = [link for link in range(MOST_LINKS) if _asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)]
     kinds = [_asked(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) for link in up]
     places = [_address(_asked(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)) for link in up]
@@ -140,6 +148,8 @@ def _paths(nvml: Any, handles: Sequence[Any], ends: Sequence[Sequence[End]]) -> 
     switched = [sum(is_switch for is_switch, _ in links) for links in ends]
 
     def path(one: int, other: int) -> str:
+        if handles[one] is None or handles[other] is None:
+            return "?"
         direct = sum(place == places[other] for _, place in ends[one])
         if num := direct or min(switched[one], switched[other]):
             return f"NV{num}"
@@ -150,7 +160,7 @@ def _paths(nvml: Any, handles: Sequence[Any], ends: Sequence[Sequence[End]]) -> 
 
 
 def _place(nvml: Any, card: Any) -> tuple[int, int, int] | str:
-    return _address(_asked(nvml, nvml.nvmlDeviceGetPciInfo, card)) or "nowhere"
+    return (card is not None and _address(_asked(nvml, nvml.nvmlDeviceGetPciInfo, card))) or "nowhere"
 
 
 def _address(pci: Any) -> tuple[int, int, int] | None:
@@ -173,8 +183,8 @@ def watched() -> Iterator[Watched]:
         yield seen
         return
     nvml.nvmlInit()
-    handles = _handles(nvml)
-    events = _events(nvml, handles)
+    handles = {number: handle for number, handle in enumerate(_handles(nvml)) if handle is not None}
+    events = _events(nvml, [*handles.values()])
     thread = threading.Thread(target=_look, args=(nvml, handles, events, seen, over), daemon=True)
     thread.start()
     try:
@@ -195,10 +205,10 @@ def _events(nvml: Any, handles: Sequence[Any]) -> Any:
     return found
 
 
-def _look(nvml: Any, handles: Sequence[Any], events: Any, seen: Watched, over: threading.Event) -> None:
-    places = {_place(nvml, handle): number for number, handle in enumerate(handles)}
+def _look(nvml: Any, handles: Mapping[int, Any], events: Any, seen: Watched, over: threading.Event) -> None:
+    places = {_place(nvml, handle): number for number, handle in handles.items()}
     while not over.wait(SAMPLE_S):
-        for number, handle in enumerate(handles):
+        for number, handle in handles.items():
             seen.reasons[number] = seen.reasons.get(number, 0) | _reasons(nvml, handle)
         while event := _asked(nvml, nvml.nvmlEventSetWait_v2, events, 0) if events is not None else None:
             with suppress(KeyError):

@@ -66,6 +66,8 @@ def _clear(folder: str) -> None:
 
 def _run(asked: argparse.Namespace, folder: str, work: rates.Work | None) -> int:
     """torchrun's exit status, once the judge has said all."""
+    for old in (rates.WORK, told.END_HUNG):  # of a run that has started this one
+        os.environ.pop(old, None)
     os.environ.update({told.FOLDER: folder, told.HANG_S: str(asked.hang_s), told.JUDGED: "1",
                        **rates.to_environment(work), **package_path()})
     if asked.end_hung:

@@ -7,8 +7,6 @@ import threading
 import time
 from contextlib import suppress
 
-WAKES_S = 0.2
-
 
 class Deaths:
     """When processes ended, by time.monotonic(), in the order in which they did; not known where this is not Linux."""
@@ -25,8 +23,12 @@ class Deaths:
         """Note when this process ends, if it has not yet."""
         if not self._known:
             return
+        self._ended.pop(pid, None)  # of another process, whose number this one has
         with suppress(OSError):
             file = os.pidfd_open(pid)
+            if select.select([file], [], [], 0)[0]:  # ended before, and nobody saw in which order
+                os.close(file)
+                return
             self._pids[file] = pid
             self._poll.register(file, select.EPOLLIN)
 
@@ -36,7 +38,7 @@ class Deaths:
 
     def _listen(self) -> None:
         while True:
-            for place, (file, _) in enumerate(self._poll.poll(WAKES_S)):
+            for place, (file, _) in enumerate(self._poll.poll()):
                 self._ended.setdefault(self._pids[file], time.monotonic() + 1e-6 * place)  # the first is named first
                 self._poll.unregister(file)
                 os.close(file)

@@ -22,6 +22,7 @@ FORMAT = "lockstep flight 1"  # what book.record.flight.dump writes
 BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
 MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)$")  # between ranks of the group
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/book/tap/", "<")
+MOST_RANKS = 1_000_000  # a larger number in a file's name is a date or a time
 MOST_NUMBERS = 100_000  # of one call's sizes: a planted dump may repeat one list without end
 
 
@@ -63,7 +64,8 @@ def ranks_of(paths: Sequence[Path]) -> dict[Path, int]:
 
     Raises DumpError where there is no such number.
     """
-    numbers = [[int(digits) for digits in re.findall(r"\d+", path.name)][::-1] for path in paths]
+    numbers = [[int(digits) for digits in re.findall(r"\d+", path.name) if int(digits) < MOST_RANKS][::-1]
+               for path in paths]
     for place in range(max(map(len, numbers), default=0)):
         ranks = [found[place] for found in numbers if len(found) > place]
         if len(set(ranks)) == len(paths):

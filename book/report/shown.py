@@ -111,8 +111,14 @@ def _add_recordings(found: Shown, paths: Sequence[Path]) -> None:
 
 def _add(found: Shown, trace: Trace) -> None:
     found.lines += trace_told(trace)
-    found.timelines = timelines_in(trace)
-    found.end = late_told(found.timelines) if trace.clock == "measured" else ""
+    timelines = timelines_in(trace)
+    _draw(found, timelines, late_told(timelines) if trace.clock == "measured" else "")
+
+
+def _draw(found: Shown, timelines: Sequence[Timeline], end: str = "") -> None:
+    """Take these for the picture, and nothing that was known of another one."""
+    found.timelines, found.end, found.totals = timelines, end, {}
+    found.hangs, found.by_hosts, found.common = False, False, None
 
 
 def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
@@ -124,8 +130,8 @@ def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
             found.problems.append(str(error))
     if profiles:
         found.lines += profiles_told(profiles)
-        aligned = arrivals(profiles)
-        found.timelines = timelines_of(aligned) if aligned else ()
+        if aligned := arrivals(profiles):
+            _draw(found, timelines_of(aligned))
 
 
 def _add_snapshots(found: Shown, paths: Sequence[Path]) -> None:
@@ -143,9 +149,10 @@ def _add_dumps(found: Shown, paths: Sequence[Path]) -> None:
         return
     found.lines += dumps_told(flights)
     timelines, moment_s, common = timelines_of_dumps(flights)
-    if found.standstill is None and any(sentences(flights)):
-        found.standstill = standstill_of(flights, common)
+    stands = standstill_of(flights, common) if any(sentences(flights)) else None
+    if found.standstill is None:
+        found.standstill = stands
     if timelines and not found.timelines:
         found.timelines, found.hangs, found.by_hosts = timelines, True, True
         found.end = "; ".join(sentences(flights)) + "."
-        found.common = (moment_s, common_told(found.standstill)) if common and found.standstill else None
+        found.common = (moment_s, common_told(stands)) if common and stands else None

@@ -12,6 +12,7 @@ from book.look.timelines import Timeline
 from book.waiting.standstill import UNKNOWN, WAITS, Common, Stand, Standstill, WaitFor, doings_told
 from book.words import named
 
+MOST_RANKS = 4096  # that are told of without a dump: a number in a file's name may be no rank
 Moment = tuple[float, str]  # seconds on a timeline's clock, and what is to be said then
 
 
@@ -60,7 +61,8 @@ def standstill_of(flights: Sequence[FlightDump], common: Common | None) -> Stand
             found[rank] += [WaitFor(call.op, others)] if others else []
         for rank in wait.late:
             does.setdefault(rank, _instead(by_rank.get(rank), wait))
-    ranks = does.keys() | set(range(max(flight.world_size for flight in flights)))
+    ranks = does.keys() | by_rank.keys() | {rank for flight in flights for call in flight.calls for rank in call.ranks}
+    ranks |= set(range(min(MOST_RANKS, max(flight.world_size for flight in flights))))
     return Standstill(tuple(Stand(rank, *does.get(rank, _rest(rank in by_rank)), tuple(found[rank]))
                             for rank in sorted(ranks)), common)
 

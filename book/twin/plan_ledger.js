@@ -70,6 +70,8 @@ function limitOf({ memory_bytes, bubble_s, step_s }, exposed_s, cluster, large_s
   return seconds >= large_share * step_s ? name : "computing";
 }
 
+const OUTER_BYTES = 8; // as book.cost.ledger has it
+
 /**
  * The line of one hall's layout, with what the slow line between halls adds to it; as book.cost.ledger.joined.
  * @param {object} line   what `entry` gives for a hall
@@ -83,18 +85,20 @@ function limitOf({ memory_bytes, bubble_s, step_s }, exposed_s, cluster, large_s
 function joined(line, num_parameters, num_gpus, { halls, every, parts, bytes_per_s }, each, large_share) {
   const line_bytes = ((2 * (halls - 1)) / halls) * num_parameters * (every > 1 ? 4 / every : 2);
   const line_s = line_bytes / bytes_per_s;
-  const waits_s = parts > 1 ? Math.max(line_s - line.step_s, 0) : line_s;
+  const waits_s = parts > 1 && every > 1 ? Math.max(line_s - line.step_s, 0) : line_s;
   const step_s = line.step_s + waits_s;
-  const outer = every > 1 ? (line.optimizer_bytes * 8) / each.optimizer : 0;
+  const outer = every > 1 ? (line.optimizer_bytes * OUTER_BYTES) / each.optimizer : 0;
   const memory_bytes = line.memory_bytes + outer;
-  const slow = waits_s >= Math.max(large_share * step_s, line.exposed_s, line.idle_s);
+  const causes = [[line.exposed_s, "communication"], [line.idle_s, "pipeline"], [waits_s, "line"]];
+  const [seconds, cause] = causes.reduce((most, one) => (one[0] > most[0] ? one : most));
+  const large = Math.max(line.exposed_s + waits_s, seconds) >= large_share * step_s;
   return {
     ...line,
     ...{ memory_bytes, step_s, optimizer_bytes: line.optimizer_bytes + outer },
     crossing_bytes: line.crossing_bytes + line_bytes / num_gpus,
     exposed_s: line.exposed_s + waits_s,
     tokens_per_s: (line.tokens_per_s * line.step_s) / step_s,
-    limit: memory_bytes > line.room_bytes ? "memory" : slow ? "line" : line.limit,
+    limit: memory_bytes > line.room_bytes ? "memory" : large ? cause : "computing",
   };
 }
 

@@ -53,7 +53,7 @@ def standstill(hang: Hang, dead: Collection[int] = ()) -> Standstill:
             does += ", in its own code"
         if rank in dead and state != ENDED:
             state, does = DEAD, "is dead: its process is gone"
-        stands.append(Stand(rank, state, does, standing.place, tuple(_waits(hang, rank))))
+        stands.append(Stand(rank, state, does, standing.place, () if state == DEAD else tuple(_waits(hang, rank))))
     return Standstill(tuple(stands), _common(hang))
 
 
@@ -78,9 +78,14 @@ def _in_other_calls(hang: Hang, rank: int) -> Iterator[WaitFor]:
         if mine is None or mine.done is not False:
             continue
         others = tuple(one for one in group.ranks if one in last and last[one].done is False
-                       and last[one].number == mine.number and last[one].what != mine.what)
+                       and last[one].number == mine.number and _same(last[one]) != _same(mine))
         if others:
             yield WaitFor(mine.name, others)
+
+
+def _same(call: CollectiveCall) -> tuple[str, str]:
+    """What of a call is the same on all ranks: in an exchange of uneven parts the tensors are not."""
+    return call.name, "" if "all_to_all" in call.name else call.arguments
 
 
 def _common(hang: Hang) -> Common | None:

@@ -41,7 +41,8 @@ function answer(chosen, data) {
   const long = tokens > data.tokens ? [`${tokens / 1024}k tokens`] : [];
   const apart = halls > 1 ? { halls, every, parts, bytes_per_s: data.bytes_per_s } : null;
   const where = (apart ? `${halls} halls of ` : "") + (gpus === 1 ? "one GPU" : `${gpus} GPUs`);
-  const when = apart ? [every > 1 ? `weights every ${every} steps` : "gradients in each step"] : [];
+  const pieces = parts > 1 ? ` in ${parts} parts` : "";
+  const when = apart ? [every > 1 ? `weights every ${every} steps${pieces}` : "gradients in each step"] : [];
   const name = [where, ...long, ...said(layout), ...when].join(", ");
   const own = { chapter: "you", name, model, layout, tokens, apart };
   const outer = line(own).optimizer_bytes - line({ ...own, apart: null }).optimizer_bytes;

@@ -63,16 +63,18 @@ class Ledger(Explorer):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The dials; models, the machine and the lines in numbers."""
-        models = {NAMES[name]: asdict(model_named(name).sizes) | {
-            "num_kv_heads": model_named(name).kv_heads, "num_parameters": model_named(name).num_parameters}
-                  for name in self.models}
+        are_apart = any(way.apart for way in self.ways)
+        models = {NAMES[name]: asdict(model.sizes) | {"num_kv_heads": model.kv_heads}
+                  | ({"num_parameters": model.num_parameters} if are_apart else {})
+                  for name, model in zip(self.models, map(model_named, self.models))}
         ways = [{"chapter": way.chapter, "name": way.name, "model": NAMES[way.model], "opens": way.opens,
                  "layout": asdict(way.layout), "tokens": way.num_tokens,
                  **({"apart": asdict(way.apart)} if way.apart else {})} for way in self.ways]
         return {**super().data(live), "chapter": self.chapter, "ways": ways, "models": models, "large": LARGE_SHARE,
                 "machine": asdict(cluster_of(GPU, 1, SOFTWARE[0])), "step_tokens": SEQUENCES * NUM_TOKENS,
                 "each": ADAM_MIXED.parts, "plain": asdict(Layout(1, 1, 1)), "tokens": NUM_TOKENS,
-                "again": dict(zip(AGAIN, (None, *RECOMPUTE[2:]))), "bytes_per_s": Apart().bytes_per_s}
+                "again": dict(zip(AGAIN, (None, *RECOMPUTE[2:]))),
+                **({"bytes_per_s": Apart().bytes_per_s} if are_apart else {})}
 
     def text(self) -> str:
         """One line that says what is shown."""
