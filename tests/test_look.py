@@ -33,6 +33,7 @@ from book.look.timelines import (NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arr
                                  timeline, timeline_of, waiting_shares)
 from book.look.told import timelines_told
 from book.report.page import write_run_page
+from book.report import shown as reports
 from book.report.standing import common_told, standstill_of
 from book.report.traces import LAST, timelines_of_dumps
 from book.tap.log import OwnGroup
@@ -448,11 +449,11 @@ def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_the_picture_of_one_file_has_nothing_of_another(tmp_path: Path) -> None:
     """A run that hung, and a trace: each has clocks and calls of its own."""
-    events = [Event(rank, "collective", "all_reduce", group=(0, 1), num_bytes=8.0, start_s=float(step), end_s=step + 0.5)
+    events = [Event(rank, "collective", "all_reduce", group=(0, 1), start_s=float(step), end_s=step + 0.5)
               for step in range(9) for rank in (0, 1)]
     trace, run = tmp_path / "trace.json", run_in(tmp_path / "run", state="hung") / "run.json"
     trace.write_text(Trace(events, 2, "measured", "recorded", backend="gloo").to_json())
-    alone, both = shown([run]), shown([run, trace])
+    alone, both = reports.shown([run]), reports.shown([run, trace])
     assert alone.hangs and alone.common and len(alone.timelines) == 4
     assert not both.hangs and both.common is None and len(both.timelines) == 2 and both.standstill == alone.standstill
 
