@@ -207,7 +207,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert f"a GPU waits for {100 * short.exposed_s / short.step_s:.0f} % of the step" in says[2]
     over = cluster_of("h100", 8, SOFTWARE[0]).overheads
     assert (f"of 450 GB/s inside a node {450 * over.inside_share:.0f} are reached, and of 50 GB/s between nodes "
-            f"{50 * over.across_share:.0f}") in says[1]
+            f"{50 * over.across_share:.1f}.") in says[1]
     assert f"each sends {sent(many) / 1e9:.1f} GB in a step, where it sends {sent(ddp) / 1e9:.2f} among 16" in says[3]
     assert f"{speed(many)} tokens a second, {100 * (1 - many.tokens_per_s / ddp.tokens_per_s):.0f} % fewer" in says[3]
     assert f"A trillion tokens take {days(many, 128):.1f} days" in says[3]
@@ -476,13 +476,13 @@ def test_chapter_7_says_what_the_ledger_counts() -> None:
         layer_by_rules(MODELS[name], 8, 8192) for name in ("llama3-70b", "llama3.2-1b"))]
     assert sum(ahead[0]) == pytest.approx(3.4e-3, rel=0.05) and sum(ahead[1]) == pytest.approx(0.5e-3, rel=0.05)
     assert f"at {MEMORY / 1e12:.2f} TB/s" in says and f"{over.fixed_bytes / 1e9:.2f} GB of buffers" in says
-    assert f"For {100 * over.head_share:.0f} % of the rest the others wait" in says
+    assert f"The others wait for {100 * over.head_share:.0f} % (fitted) of the other $1-1/p$" in says
     updates = [entry(name, Layout(1, 16, 1, zero_stage=stage)) for name, stage in (
         ("llama3.2-1b", 0), ("llama3-8b", 0), ("llama3-8b", 3))]
     took = [2e3 * (line.parameter_bytes + line.gradient_bytes + line.optimizer_bytes) / MEMORY for line in updates]
     assert f"{took[0]:.0f} ms for 1B, and for 8B {took[1]:.0f} ms under DDP and {took[2]:.0f} with stage 3" in says
     assert (f"at the slower of {450 * over.inside_share:.0f} GB/s and the cards of their ring, each "
-            f"{50 * over.across_share:.0f}") in says
+            f"{50 * over.across_share:.1f}.") in says
     assert f"less {100 * over.tensor_hidden_share:.0f} %" in says
     assert f"to {100 * (1 - over.stage_hidden_share):.0f} % if they do" in says
     assert f"the last {100 * over.hidden_share:.0f} % of the last backward" in says
