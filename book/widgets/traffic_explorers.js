@@ -130,10 +130,9 @@ function besideCollectives(parent, W, { n, events }, { latency_s, bandwidth_byte
   const called = all.filter(({ lane }) => lane === all[0].lane); // of one rank
   const reduces = called.filter(({ op }) => op === "all_reduce");
   let free = 0;
-  const rings = reduces.flatMap(({ num_bytes, group }) => {
-    const ranks = group ?? range(n);
-    const [start, end] = [free, (free += ring_all_reduce_s(ranks.length, num_bytes ?? 0, link))];
-    return ranks.map(lane => ({ lane, kind: "B", start, end, text: "" }));
+  const rings = reduces.flatMap(({ num_bytes }) => {
+    const [start, end] = [free, (free += ring_all_reduce_s(n, num_bytes ?? 0, link))];
+    return range(n, lane => ({ lane, kind: "B", start, end, text: "" }));
   });
   const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
   const both = [["your recording", yours], ["its all-reduces as rings", rings]].slice(0, rings.length ? 2 : 1);
