@@ -31,10 +31,6 @@ SOURCES = (".py", ">")  # how a Python frame's file ends, such as "<stdin>"
 Held = Mapping[int, tuple[int, Sequence[Mapping[str, Any]]]]  # by address: bytes, frames of the allocation
 
 
-class SnapshotError(DumpError):
-    """A file that starts like a snapshot, and is none."""
-
-
 @dataclass(frozen=True)
 class Part:
     """Tensors of one part of the model that one line allocated: their bytes, and how many there are."""
@@ -88,10 +84,10 @@ def read_snapshot(path: Path) -> list[GpuMemory]:
         snapshots = [_snapshot(device, [one for one in segments if int(one.get("device", 0)) == device],
                                traces[device] if device < len(traces) else ()) for device in devices]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise SnapshotError(f"{path} is no memory snapshot as torch writes it: {type(error).__name__} "
+        raise DumpError(f"{path} is no memory snapshot as torch writes it: {type(error).__name__} "
                             f"{error}") from None
     if not snapshots:
-        raise SnapshotError(f"{path} is a snapshot of no memory: nothing had been allocated on a GPU")
+        raise DumpError(f"{path} is a snapshot of no memory: nothing had been allocated on a GPU")
     return snapshots
 
 
