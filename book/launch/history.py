@@ -62,7 +62,7 @@ class CallCounter(Subscriber):
         if op.is_message or op.inside:
             return
         calls = _groups[op.group]
-        key = op.function or op.kind, op.owner or "", op.in_backward, chain(sys._getframe(1))
+        key = op.function or op.kind, op.owner or "", op.in_backward, op.lines
         line = calls.lines.get(key)
         if line is None:
             line = calls.lines[key] = _Line(_Key(*key))

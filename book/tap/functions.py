@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from book.tap.group import calls_in, inside
 from book.tap.log import LOG, Op
-from book.tap.place import OF_OBJECTS, caller
+from book.tap.place import OF_OBJECTS, caller, caller_and_chain
 from book.tap.replaced import replace, uncompiled
 
 
@@ -68,8 +68,8 @@ def _op(name: str, signature: inspect.Signature, args: tuple[Any, ...], options:
         own = calls.of(group)
         members = tuple(sorted(given.get("ranks") or ()))
         root = None if name in ("new_group", "all_gather_object") else _root(given, own.ranks)
-        by = caller(sys._getframe(1))
-        return Op(name, name, own, next(calls.collectives), by.place, by.owner, root=root, members=members)
+        by, lines = caller_and_chain(sys._getframe(1))
+        return Op(name, name, own, next(calls.collectives), by.place, by.owner, root=root, members=members, lines=lines)
     except Exception:
         return None  # torch says why
 

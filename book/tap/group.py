@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from book.tap.log import LOG, NOBODY, Described, Op, OwnGroup
-from book.tap.place import caller
+from book.tap.place import caller, caller_and_chain
 from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
 
@@ -207,7 +207,7 @@ def _collective(name: str, group: OwnGroup, calls: _Calls, args: Sequence[Any]) 
     sides = [_side(arg) for arg in args]
     tensors = [tensor for side in sides for tensor in side]
     options = args[-1] if args else None
-    function, line, owner, in_backward = caller(sys._getframe(1))
+    (function, line, owner, in_backward), lines = caller_and_chain(sys._getframe(1))
     if function is None and owner is None and in_backward and LOG.models:
         owner = "DDP"  # its reducer, which is C++
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
@@ -217,7 +217,7 @@ def _collective(name: str, group: OwnGroup, calls: _Calls, args: Sequence[Any]) 
     num_bytes = max([_bytes_in(side) for side in sides if side] or [0])
     described = tuple([Described(tensor.dtype, tensor.shape) for tensor in alike])
     return Op(kind, function, group, next(calls.collectives), line, owner, in_backward, None, 0, described, num_bytes,
-              root, reduced_with, splits, (), inside.is_so), tensors
+              root, reduced_with, splits, (), inside.is_so, lines), tensors
 
 
 def _side(arg: Any) -> Tensors:

@@ -54,8 +54,9 @@ class Op:
     `number` counts the collectives in the group, or its sends and receives, from 1, `serial` all calls of the process.
     `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
     of objects, a call is a part of that one. `splits` are the sizes of an all-to-all's parts, of its output and of its
-    input; empty where all are equal. `waited` says whether the program knows that it is done, `withdrawn` that
-    torch has refused it: then it counts as never made.
+    input; empty where all are equal. `lines` are those of the program that have led to a collective, innermost first.
+    `waited` says whether the program knows that it is done, `withdrawn` that torch has refused it: then it counts as
+    never made.
     """
     kind: str
     function: str | None
@@ -73,6 +74,7 @@ class Op:
     splits: tuple[Sequence[int], Sequence[int]] = ((), ())
     members: tuple[int, ...] = ()
     inside: bool = False
+    lines: tuple[Place, ...] = ()
     waited: bool = False
     polled_s: float = 0.0  # when the program last asked whether it is done, by time.monotonic()
     withdrawn: bool = False

@@ -91,26 +91,26 @@ def is_unseen(filename: str) -> bool:
     return _real(filename).startswith(_BETWEEN)
 
 
-_lines: dict[int, tuple[CodeType, dict[int, int]]] = {}  # of code by its id, which it keeps: its lines by f_lasti
+_places: dict[int, tuple[CodeType, dict[int, Place]]] = {}  # of code by its id, which it keeps: its lines by f_lasti
 MOST_CODE = 4096
 
 
-def line_of(frame: FrameType) -> int:
+def place_in(frame: FrameType) -> Place:
     """The line that a frame is in; 0 if it has none.
 
     `f_lineno` reads a function's table of lines from its beginning, each time: in a loop of a hundred lines that takes
     longer than all else that is noted of a call.
     """
     code, at = frame.f_code, frame.f_lasti
-    known = _lines.get(id(code))
+    known = _places.get(id(code))
     if known is None:
-        if len(_lines) >= MOST_CODE:
-            _lines.clear()
-        known = _lines[id(code)] = code, {}
-    line = known[1].get(at)
-    if line is None:
-        line = known[1][at] = frame.f_lineno or 0
-    return line
+        if len(_places) >= MOST_CODE:
+            _places.clear()
+        known = _places[id(code)] = code, {}
+    place = known[1].get(at)
+    if place is None:
+        place = known[1][at] = code.co_filename, frame.f_lineno or 0
+    return place
 
 
 def caller(frame: FrameType | None) -> Caller:
@@ -118,12 +118,23 @@ def caller(frame: FrameType | None) -> Caller:
 
     Without a line of the learner, it is that of whatever called torch.distributed; None where no Python did.
     """
+    return _sought(frame)[0]
+
+
+def caller_and_chain(frame: FrameType | None) -> tuple[Caller, tuple[Place, ...]]:
+    """The `caller` of a frame, and the `chain` of lines that leads to it: its stack is walked once."""
+    by, own = _sought(frame)
+    return by, chain(own)
+
+
+def _sought(frame: FrameType | None) -> tuple[Caller, FrameType | None]:
+    """Who calls `frame`, and the innermost frame of the learner."""
     function, owner, other, in_backward = None, None, None, False
     while frame is not None:
         code = frame.f_code
         whose = _known[code.co_filename]
         if whose == _LEARNERS:
-            return Caller(function, (code.co_filename, line_of(frame)), owner, in_backward)
+            return Caller(function, place_in(frame), owner, in_backward), frame
         if whose == _API:
             other = None
             if code.co_name in _FUNCTIONS:
@@ -134,18 +145,15 @@ def caller(frame: FrameType | None) -> Caller:
             if owner is None and type(whose) is str:
                 owner = whose
         frame = frame.f_back
-    place = (other.f_code.co_filename, line_of(other)) if other else None
-    return Caller(function, place, owner, in_backward or other is None)
+    return Caller(function, place_in(other) if other else None, owner, in_backward or other is None), None
 
 
 def chain(frame: FrameType | None) -> tuple[Place, ...]:
     """The learner's lines that have led to `frame`, innermost first."""
     lines = []
     while frame is not None:  # for each call of a collective: `outwards` would take a fifth longer
-        code = frame.f_code
-        whose = _known[code.co_filename]
-        if whose == _LEARNERS:
-            lines.append((code.co_filename, line_of(frame)))
+        if _known[frame.f_code.co_filename] == _LEARNERS:
+            lines.append(place_in(frame))
         frame = frame.f_back
     return tuple(lines)
 
