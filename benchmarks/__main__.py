@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from benchmarks import (across, grading, kept, late, launching, pages, planning, player, quorum, ring, simulation, tap,
-                        weights)
+                        watched, weights)
 from benchmarks.machine import measured_on
 from benchmarks.report import Findings, Unavailable, document
 
-PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "tap": tap, "simulation": simulation,
-                                "across": across, "planning": planning, "weights": weights, "pages": pages,
-                                "player": player, "grading": grading, "quorum": quorum, "late": late}
+PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "tap": tap, "watched": watched,
+                                "simulation": simulation, "across": across, "planning": planning, "weights": weights,
+                                "pages": pages, "player": player, "grading": grading, "quorum": quorum, "late": late}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.report import Unavailable
@@ -22,17 +22,26 @@ def time_program(command: Sequence[str]) -> tuple[float, str]:
     Raises `Unavailable` with the last line of its stderr when it fails or takes longer than `LIMIT_S`.
     """
     start_s = time.perf_counter()
-    program = subprocess.Popen(command, cwd=ROOT, env=_environment(), text=True, start_new_session=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        said, complaints = program.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"not done after {LIMIT_S:.0f} s") from None
-    finally:
-        _end(program)
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        try:
+            said, complaints = program.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"not done after {LIMIT_S:.0f} s") from None
     if program.returncode:
         raise Unavailable((complaints.strip().splitlines() or [f"exit status {program.returncode}"])[-1])
     return time.perf_counter() - start_s, said
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], stdout: int = subprocess.DEVNULL,
+            stderr: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    """Start `command` in the repository's root, and end it with all that it has started."""
+    program = subprocess.Popen(command, cwd=ROOT, env=_environment(), text=True, start_new_session=True, stdout=stdout,
+                               stderr=stderr)
+    try:
+        yield program
+    finally:
+        _end(program)
 
 
 def _environment() -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import kept, late, launching, pages, planning, player, process, quorum, ring, simulation, weights
+from benchmarks import (kept, late, launching, pages, planning, player, process, quorum, ring, simulation, watched,
+                        weights)
 from benchmarks.chapter import code_that_binds
 from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
@@ -82,6 +83,13 @@ def test_a_program_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Unavailable, match="not done after 2 s"):
         process.time_program([sys.executable, "-c", LIKE_TORCHRUN, str(tmp_path / "pid")])
     assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_a_watched_job_and_a_plain_one_run_the_same_steps_by_turns() -> None:
+    found = watched.measure(**{**watched.QUICK, "num_pairs": 2})
+    assert [row[0] for row in found.tables[0].rows] == ["a step of FSDP2 with layers of 32 × 32"]
+    assert len(found.claims) == 1
 
 
 @pytest.mark.slow
