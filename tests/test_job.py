@@ -36,7 +36,7 @@ from book.waiting.history import CallSite, History, Model
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
-LIMIT_S = 240.0
+LIMIT_S, LEAVE_S = 240.0, 60.0
 EXAMPLES = ROOT / "examples"
 
 SCRIPT = '''
@@ -359,6 +359,10 @@ def started(line: list[str], folder: Path, ranks: int, options: tuple[str, ...])
             finally:
                 limit.cancel()
                 process.terminate()
+                try:
+                    process.wait(LEAVE_S)
+                except subprocess.TimeoutExpired:  # what is left is found below
+                    process.kill()
         assert not list(Path(temporary).glob("lockstep*")), "a folder is left"
     assert not left(folder), "a process is left"
 
