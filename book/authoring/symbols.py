@@ -11,9 +11,13 @@ from sphinx.application import Sphinx
 
 PAGE = "chapters/98_symbols"
 GREEK = ("alpha beta gamma delta Delta epsilon varepsilon eta theta kappa lambda mu pi rho tau Psi ell").split()
+# Letters that an earlier chapter has in another sense, which its text gives, and the chapter where the book's begins.
+BEGINS = {"v": "06", "W": "15", "P": "15", "H": "15", "k": "11", "V": "05", "S": "02", "rho": "09", "pi": "09",
+          "mu": "15", "u": "15"}
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?![\s{])([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
 WORDS = re.compile(r"\\(?:text|mathrm|begin|end)\{[^}]*\}|\\([A-Za-z]+)")
+INDEX = re.compile(r"_\w")  # of ranks or experts: a letter with a row of its own
 ROW = re.compile(r"^\| (?=\$)(.*?) \|.*\|$|^\| symbol \|.*\|$|^\|---\|---\|---\|$", re.MULTILINE)
 
 
@@ -42,12 +46,13 @@ def chapters(root: Path) -> list[Path]:
 
 
 def first_uses(root: Path) -> dict[str, Path]:
-    """The chapter in which each letter is first used."""
+    """The chapter in which each letter is first used in the book's sense."""
     found: dict[str, Path] = {}
     for path in chapters(root):
         for formula in formulas_of(path):
             for symbol in symbols_in(formula):
-                found.setdefault(symbol, path)
+                if path.name[:2] >= BEGINS.get(symbol, ""):
+                    found.setdefault(symbol, path)
     return found
 
 
@@ -63,7 +68,7 @@ def add_first_uses(app: Sphinx, page: str, source: list[str]) -> None:
     def with_place(row: re.Match[str]) -> str:
         if row[1] is None:
             return row[0] + (" first used |" if "symbol" in row[0] else "---|")
-        symbols = [symbol for latex in FORMULA.findall(row[1]) for symbol in symbols_in(latex[1])]
+        symbols = [symbol for latex in FORMULA.findall(row[1]) for symbol in symbols_in(INDEX.sub("", latex[1]))]
         paths = [path for path in chapters(root) if path in {first.get(symbol) for symbol in symbols}]
         return f"{row[0]} {f'[{place(paths[0])}]({paths[0].name})' if paths else ''} |"
 
