@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks import streams
 from book.__main__ import main
 from book.look.arrivals import arrivals
 from book.look.profiles import read_profile, times
-from book.look.streams import (COMPUTING, COPY, HOST, MESSAGES, MOST_BLOCKS, MOST_RANKS, PIXELS, WAITS, Streams,
-                               short_kernel, streams_of)
+from book.look.streams import (COMPUTING, COPY, HOST, KEPT, MESSAGES, MOST_BLOCKS, MOST_RANKS, PIXELS, WAITS, Streams,
+                               kept_step, short_kernel, streams_of)
 from book.widgets.registry import standalone
 from book.widgets.streams import StreamsView
 from book.widgets.timeline import TICKS
+from tests.test_chapters import cells
 from tests.test_look import NCCL, SAMPLES, event, profile_of, profiled
 
 GEMM = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128>(cutlass::Params)"
@@ -238,3 +240,29 @@ def test_a_block_says_what_it_is_to_a_pointer_a_finger_and_keys(browser: Any, tm
         assert {"computing", "communication", "copy", "host works", "host waits", "idle"} <= set(
             map(str.strip, tab.locator(".lk-key").inner_text().split("\n")))
         log.assert_clean()
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the sample traces of HolisticTraceAnalysis")
+def test_the_kept_step_is_what_its_script_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEPT", tmp_path / "step.json")
+    streams.main(SAMPLES / "nccl_rank_0.json.gz")
+    assert (tmp_path / "step.json").read_text("utf-8") == KEPT.read_text("utf-8")
+
+
+def test_the_chapter_tells_the_kept_step_and_where_it_is_from() -> None:
+    step, told = kept_step(), "\n".join(cells("13_slow_jobs", "markdown"))
+    [one] = step.shares
+    ahead, hidden = f"{1e3 * (one.ahead_s or 0):.1f} ms before", f"{1 - one.exposed_s / one.messages_s:.1%} of the"
+    for said in (ahead, hidden, f"{one.computing_s / step.duration_s:.1%} of the step", "{cite}`htasample`",
+                 f"{one.idle_s / step.duration_s:.1%}, no kernel", f"{1e3 * one.exposed_s:.0f} ms are exposed",
+                 f"{one.exposed_s / step.duration_s:.1%} of the step"):
+        assert said.replace("%", " %") in told, said
+    gaps = sorted(round(1e3 * (gap.end_s - gap.start_s)) for gap in step.moments if not gap.name)
+    assert gaps[-2:] == [32, 57] and "longest gap, 57 ms" in told and "second longest, 32 ms" in told
+    exposed = [one.end_s - one.start_s for one in step.moments if one.name][-1:] + [
+        one.end_s - one.start_s for one in step.moments if one.name == "all_to_all"][-1:]
+    assert sum(exposed) > one.exposed_s / 2, "most of it is two messages'"
+    [first, *_] = [block for lane in step.lanes for block in lane.blocks if block.name == "all_reduce"]
+    assert f"The all-reduce at {1e3 * first.start_s:.0f} ms takes {1e3 * first.busy_s:.1f} ms here" in told
+    busy_s = {lane.name: sum(block.busy_s for block in lane.blocks if block.kind == COMPUTING) for lane in step.lanes}
+    assert busy_s["stream 7"] > 0.9 * one.computing_s, "nearly all of it"

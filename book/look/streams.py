@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from statistics import median, median_low
 
 import numpy as np
@@ -21,6 +22,7 @@ from book.look.spans import common, length, less, union
 from book.words import counted
 
 COMPUTING, MESSAGES, COPY, HOST, WAITS = KINDS = "computing", "communication", "copy", "host works", "host waits"
+KEPT = Path(__file__).parent / "data" / "nccl_step.json"
 PIXELS = 900  # that the time of a picture gets at most
 WIDE = 3  # pixels: what is seen apart from a neighbour as wide, though nothing is between them
 MOST_BLOCKS, MOST_RANKS, MOST_NAME = 2400, 8, 44
@@ -97,6 +99,11 @@ class Streams:
                       for lane in found["lanes"])
         return cls(**{**found, "lanes": lanes, "shares": tuple(StreamShares(**one) for one in found["shares"]),
                       "moments": tuple(StreamMoment(**one) for one in found["moments"])})
+
+
+def kept_step() -> Streams:
+    """The step of a public trace that chapter 13 draws: data/SOURCES.md says where it is from."""
+    return Streams.from_json(KEPT.read_text("utf-8"))
 
 
 def streams_of(profiles: Sequence[Profile], found: Arrivals | None = None) -> Streams | None:

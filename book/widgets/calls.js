@@ -56,7 +56,7 @@ function stage({ run, data, field }, W) {
   const n = run.rows.length;
   const h = n > 16 ? 8 : n > 8 ? 14 : 24;
   const each = h + (n > 16 ? 3 : 8);
-  const longest = max(...run.names.map(([, name = ""]) => 7.4 * name.length + 22));
+  const longest = max(...run.names.map(([, name = ""]) => 7.7 * name.length + 22));
   const left = max(longest, W >= 560 ? 84 : n > 10 ? 70 : 62);
   const y = 10 + n * each;
   const rows = run.rows.map((blocks, r) => {
