@@ -17,6 +17,7 @@ from book.look.spans import length, union
 
 # Chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these; no job that tests them is among those.
 SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
+OWN = 0.3  # of what is lost to a late rank, which its own time has to explain
 FEWEST = 5  # collectives
 TOGETHER_S = 1e-3  # within which a collective ends on all ranks
 MOST_COMPARED = 400  # collectives of a kind of two ranks, of which all pairs are looked at
@@ -78,17 +79,28 @@ class Arrivals:
 
     @property
     def late_position(self) -> int | None:
-        """The position of the rank that others wait for over and over; None where none stands out."""
+        """The position of the rank that others wait for over and over; None where none stands out.
+
+        Nor is a rank late whose own time is not longer than the others': a slow link has released it later.
+        """
+        position = self._awaited
+        return None if position is None or self._is_released_late(position) else position
+
+    @property
+    def _awaited(self) -> int | None:
         lost = self.lost_s
         most = max(lost)
         return lost.index(most) if most > SHARE * self.wall_s and most > FOCUS * sum(lost) else None
+
+    def _is_released_late(self, position: int) -> bool:
+        return bool(self.own_s) and sum(self.excess_s(position).values()) < OWN * self.lost_s[position]
 
     @property
     def cause(self) -> str:
         """What others wait for: one rank, a link, each rank in turn (jitter), or nobody."""
         if self.late_position is not None:
             return RANK
-        if self.transfer_share > TRANSFER:
+        if self.transfer_share > TRANSFER or self._awaited is not None:
             return LINK
         return JITTER if sum(self.lost_s) > SPREAD * self.wall_s else NOBODY
 
