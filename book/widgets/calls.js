@@ -42,8 +42,8 @@ function decode(raw) {
       const a = b + flat[i + 1];
       b = a + flat[i + 2];
       const [role, ...lines] = kinds[flat[i]];
-      const c = `var(${ROLES[role]})`;
-      row.push({ a, b, r, role, c, key: blocks.length, lines: [lines], look: `lk-${LOOKS[role]}` });
+      const look = "lk-" + LOOKS[role];
+      row.push({ a, b, r, role, look, c: `var(${ROLES[role]})`, key: blocks.length, lines: [lines] });
       blocks.push(row.at(-1));
     }
     return row;
@@ -57,7 +57,7 @@ function stage({ run, data, field }, W) {
   const h = n > 16 ? 8 : n > 8 ? 14 : 24;
   const each = h + (n > 16 ? 3 : 8);
   const longest = max(...run.names.map(([, name = ""]) => 7.7 * name.length + 22));
-  const left = max(longest, W >= 560 ? 84 : n > 10 ? 70 : 62);
+  const left = max(longest, W >= 560 ? 84 : 70);
   const y = 10 + n * each;
   const rows = run.rows.map((blocks, r) => {
     const fits = h < 14 ? blocks.map(block => ({ ...block, lines: [] })) : blocks;
@@ -92,7 +92,7 @@ const kind = {
     const [rank, , name = "rank " + rank] = run.names[r] ?? [];
     detail.textContent = role
       ? `${name}, ${at(a)} to ${at(b)}: ${[...new Set([role, lines[0][0]])].join(", ")}`
-      : "Point at a block, or press \u2191 or \u2193, for what it is.";
+      : "Point at a block, or press \u2191 or \u2193.";
   },
   turn(view, by) {
     view.picked = clamp((view.picked ?? -1) + by, view.run.blocks.length - 1);

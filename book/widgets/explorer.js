@@ -12,7 +12,8 @@
      source, numFigures               words at the top; how many pairs there are: 5 */
 import { Trace } from "../twin/trace.js";
 import {
-  and, range, make, swatch, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define, upper,
+  and, range, make, swatch, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define,
+  upper,
 } from "./scene.js";
 
 const { min, max, ceil, floor, log, log10, abs } = Math;
