@@ -169,6 +169,16 @@ def test_names_are_short(name: str, short: str) -> None:
     assert short_kernel(name) == short
 
 
+@pytest.mark.parametrize("events", [
+    [kernel(GEMM, 5, 0)], [kernel(GEMM, float("nan"), 3), kernel(GEMM, 5, 10), kernel(NCCL, 7, float("inf"))],
+    [kernel(GEMM, 5, 10), step(1, 5, 0)], [event("kernel", GEMM, 5, 10, args={"stream": {}, "correlation": []})],
+    [event("cpu_op", "aten::mm", 0, 5, tid=None)], [step(1, 0, 10), kernel(GEMM, 5, -3)]])
+def test_odd_traces_make_a_page_or_none(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    path = profile_of(tmp_path / "a.json", events)
+    assert main(["show", str(path), "--out", str(tmp_path / "page.html")]) == 0
+    assert "profiler trace" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_the_picture_says_what_was_found(tmp_path: Path) -> None:
     page = StreamsView(shown(tmp_path, a_step()))
     [run] = page.data(live=False)["runs"]

@@ -141,7 +141,7 @@ def _unpacked(data: bytes) -> bytes:
 
 def _is_span(event: Any) -> bool:
     return (isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
-            and all(isinstance(event.get(key), int | float) for key in ("ts", "dur")))
+            and all(isinstance(event.get(key), int | float) and math.isfinite(event[key]) for key in ("ts", "dur")))
 
 
 def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:

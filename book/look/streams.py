@@ -122,6 +122,8 @@ def streams_of(profiles: Sequence[Profile], found: Arrivals | None = None) -> St
         return None
     words, windows = chosen
     duration_s = windows[0][1] - windows[0][0]
+    if duration_s <= 0:
+        return None
     clipped = [_clipped(profile, window) for profile, window in zip(shown, windows)]
     shares = [_shares(rank, profile, duration_s) for rank, profile in zip(ranks, clipped)]
     return Streams(words, duration_s, offsets is not None or len(shown) == 1, tuple(_lanes(ranks, clipped, duration_s)),
