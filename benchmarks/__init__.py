@@ -10,6 +10,9 @@
     grading      one exercise with the sandbox and without it, and submissions an hour
     quorum       one of three replicas killed under torchft, against one of three ranks under torchrun
 
+Beside it, `benchmarks.saving` trains while a checkpoint is sent over the same network, for chapter 13, and
+`benchmarks.streams` makes the facts that the chapter draws of a profiler trace.
+
 `python -m benchmarks` runs them all, `python -m benchmarks ring pages` some; `--quick` measures less, with fewer
 repeats; `--keep` also saves the results in measured.json and writes the book's page of measurements from that, as `make
 bench` does. A module here is a part, or something that several need: `report` (tables), `kept` (measured.json and the

@@ -21,6 +21,15 @@ from typing import ClassVar
 LIMIT_S = 150
 CARD, PORT, LOOPBACK = "eth0", 29500, "127.0.0.1"
 ROOT = Path(__file__).parents[1]
+STORAGE = "10.78.0.200"
+TAKES_ALL = """import socket, sys, threading
+def take(connection):
+    while connection.recv(1 << 20): pass
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+while True:
+    threading.Thread(target=take, args=server.accept()[:1], daemon=True).start()
+"""
 BUFFERED_S = 0.2  # what a card and a switch's port keep before they drop packets
 
 
@@ -78,6 +87,20 @@ class Hosts:
                 if status:
                     raise NoHosts(f"host {number}: {(Path(folder) / f'{number}.err').read_text()[-2000:]}")
             return "".join((Path(folder) / f"{number}.out").read_text() for number in range(self.num_hosts))
+
+    @contextmanager
+    def storage(self) -> Iterator[str]:
+        """A context with an address, HOST:PORT, that takes what hosts send; it has no card that could be slow."""
+        _ip(self._switch, f"addr add {STORAGE}/24 dev bridge")
+        command = ["ip", "netns", "exec", self._switch, sys.executable, "-c", TAKES_ALL, STORAGE, str(PORT)]
+        taking = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        try:
+            if taking.stdout is not None:
+                taking.stdout.readline()  # it listens
+            yield f"{STORAGE}:{PORT}"
+        finally:
+            taking.kill()
+            taking.communicate()
 
     @property
     def _switch(self) -> str:

@@ -468,6 +468,18 @@ def test_a_recording_of_collectives_alone_is_played_beside_its_all_reduces(show:
     assert page.locator(".lk-own svg").count() == 1 + ("all_reduce" in ops)
 
 
+def test_rings_beside_a_recording_are_of_each_collectives_group(show: Callable) -> None:
+    """Ranks 0, 1 and 2, 3 sum at once, then all do: the two rings of two ranks lie beside one another."""
+    sums = [((0, 1), 0.0), ((2, 3), 0.0), ((0, 1, 2, 3), 3e-3)]
+    trace = Trace([Event(rank, "collective", "all_reduce", group=group, num_bytes=8000, start_s=at, end_s=at + 2e-3)
+                   for group, at in sums for rank in group], 4, "measured", "recorded")
+    page, link = show(race_explorer()), Link(10e-6, 12.5e9)
+    drop(page, "run.json", trace.to_json())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    ideal = in_seconds(ring_all_reduce_s(2, 8000, link) + ring_all_reduce_s(4, 8000, link))
+    assert caption(page).endswith(f"4 ranks, 2 collectives, 5 ms; 3 all-reduces as rings on these links, {ideal}.")
+
+
 def action(rank: int, kind: str, micro_batch: int, start_s: float, end_s: float, stage: int | None = None) -> Event:
     """What a rank of a recorded pipeline did."""
     return Event(rank, "compute", kind, stage=rank if stage is None else stage, micro_batch=micro_batch,

@@ -22,12 +22,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 from torch.distributed.launcher.api import LaunchConfig
 
-from benchmarks import across
+from benchmarks import across, saving
 from book.collectives import ring_all_reduce
 from book.device import message_backends, message_device
 from book.execute import execute
 from book.hosts import CARD, Agents, Hosts, NoHosts
 from book.launch import launch, rank_device
+from book.look.timelines import steps
 from book.record import lanes
 from tests.slurm import NODES, NoSlurm, cluster
 from tests.test_chapters import cells
@@ -64,6 +65,18 @@ def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
 @pytest.mark.slow
 def test_no_host_is_left(compared):
     assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_a_checkpoint_on_the_same_network_makes_steps_longer_and_blames_no_rank():
+    names = "nothing is saved", "saved as fast as it goes"
+    try:
+        alone, shared = saving.measured(names).values()
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+    assert steps(shared.timelines).median_s > 1.2 * steps(alone.timelines).median_s
+    for run in (alone, shared):
+        assert any(line.strip().startswith("no rank is late: the exchanges") for line in run.said), run.said
 
 
 @pytest.mark.slow

@@ -702,8 +702,12 @@ LENGTHS_S = {"input": 0.002, "forward": 0.01, "backward": 0.02, "optimizer": 0.0
 
 
 def made_up(num_ranks: int, late: int | None = None, phase: str = "", by_s: float = 0.02, transfer_s: float = 0.001,
-            jitter_s: float = 0.0, num_steps: int = 20, groups: tuple[tuple[int, ...], ...] = ()) -> list[Timeline]:
-    """A run of DDP: its two buckets end with backward, in each group in turn; a rank is slow in a phase."""
+            jitter_s: float = 0.0, num_steps: int = 20, groups: tuple[tuple[int, ...], ...] = (),
+            last_out: int | None = None) -> list[Timeline]:
+    """A run of DDP: its two buckets end with backward, in each group in turn; a rank is slow in a phase.
+
+    Rank `last_out` gets its last message by `by_s` later than the others do.
+    """
     draw, clocks = random.Random(1), [100.0] * num_ranks
     each_group = groups or (tuple(range(num_ranks)),)
     known = tuple(Group(str(number), ranks) for number, ranks in enumerate(each_group))
@@ -728,8 +732,8 @@ def made_up(num_ranks: int, late: int | None = None, phase: str = "", by_s: floa
             for rank in members:
                 for bucket in (0, 1):
                     calls[rank].append((clocks[rank] - 0.01 * (1 - bucket), 0, number, 2 * step + bucket + 1))
-                phases[rank].append((begun[rank], end_s, NAMES.index("backward")))
-                clocks[rank] = end_s
+                clocks[rank] = end_s + by_s * (rank == last_out)
+                phases[rank].append((begun[rank], clocks[rank], NAMES.index("backward")))
                 step_s = LENGTHS_S["optimizer"] + by_s * ((rank, phase) == (late, "optimizer"))
                 phases[rank].append((clocks[rank], clocks[rank] + step_s, NAMES.index("optimizer")))
                 clocks[rank] += step_s
@@ -768,6 +772,8 @@ def test_the_late_rank_and_its_phase(phase: str, num_ranks: int, late: int) -> N
 @pytest.mark.parametrize("options, cause, words", [
     ({}, NOBODY, "no rank is late: for 0% of the time"),
     ({"transfer_s": 0.04}, LINK, "the exchanges themselves take 50%"),
+    ({"last_out": 2}, LINK, "no rank is late: the exchanges themselves take 2%"),
+    ({"last_out": 2, "transfer_s": 0.04}, LINK, "no rank is late: the exchanges themselves take"),
     ({"jitter_s": 0.06}, JITTER, "late is now one rank, now another"),
     ({"late": 1, "phase": "input", "by_s": 0.001}, NOBODY, "no rank is late: for 2% of the time"),
 ])

@@ -17,6 +17,7 @@ from book.look.spans import length, union
 
 # Chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these; no job that tests them is among those.
 SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
+OWN = 0.3  # of what is lost to a late rank, which its own time has to explain
 FEWEST = 5  # collectives
 TOGETHER_S = 1e-3  # within which a collective ends on all ranks
 MOST_COMPARED = 400  # collectives of a kind of two ranks, of which all pairs are looked at
@@ -30,7 +31,7 @@ class Arrivals:
     A row is a collective, a column one of `ranks`; NaN where a rank is not in the group. `own_s` has such an array for
     each phase of the program: how long the rank was in it since it was released from the collective before. What is
     known begins with `begin_s`; None: with the first arrival. `left_out` is how many collectives of each rank are in no
-    row, because others do not have them.
+    row, because others do not have them. `offsets_s` is what was added to each rank's own clock.
     """
 
     ranks: tuple[int, ...]
@@ -39,6 +40,7 @@ class Arrivals:
     begin_s: float | None = None
     own_s: Mapping[str, np.ndarray] = field(default_factory=dict)
     left_out: tuple[int, ...] = ()
+    offsets_s: tuple[float, ...] = ()
 
     @property
     def since_s(self) -> float:
@@ -77,17 +79,28 @@ class Arrivals:
 
     @property
     def late_position(self) -> int | None:
-        """The position of the rank that others wait for over and over; None where none stands out."""
+        """The position of the rank that others wait for over and over; None where none stands out.
+
+        Nor is a rank late whose own time is not longer than the others': a slow link has released it later.
+        """
+        position = self._awaited
+        return None if position is None or self._is_released_late(position) else position
+
+    @property
+    def _awaited(self) -> int | None:
         lost = self.lost_s
         most = max(lost)
         return lost.index(most) if most > SHARE * self.wall_s and most > FOCUS * sum(lost) else None
+
+    def _is_released_late(self, position: int) -> bool:
+        return bool(self.own_s) and sum(self.excess_s(position).values()) < OWN * self.lost_s[position]
 
     @property
     def cause(self) -> str:
         """What others wait for: one rank, a link, each rank in turn (jitter), or nobody."""
         if self.late_position is not None:
             return RANK
-        if self.transfer_share > TRANSFER:
+        if self.transfer_share > TRANSFER or self._awaited is not None:
             return LINK
         return JITTER if sum(self.lost_s) > SPREAD * self.wall_s else NOBODY
 
@@ -113,20 +126,25 @@ def arrivals(profiles: Sequence[Profile]) -> Arrivals | None:
     found = _aligned(spans, _by_order(spans)) or _aligned(spans, _by_ends(spans))
     if not found:
         return None
-    starts, ends = found
+    starts, ends, offsets = found
     ranks = tuple(position if profile.rank is None else profile.rank for position, profile in enumerate(profiles))
-    return Arrivals(ranks, starts, ends, left_out=tuple(len(some) - len(starts) for some in spans))
+    return Arrivals(ranks, starts, ends, left_out=tuple(len(some) - len(starts) for some in spans),
+                    offsets_s=offsets)
 
 
 def _aligned(spans: Sequence[Sequence[Interval]],
-             rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Starts and ends of these collectives, places in each rank's list, on the first rank's clock; None for too few."""
+             rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]] | None:
+    """Starts and ends of these collectives, places in each rank's list, on the first rank's clock; None for too few.
+
+    Then what was added to each rank's clock.
+    """
     if len(rows) < FEWEST:
         return None
     starts, ends = (np.array([[span[place][which] for span, place in zip(spans, row)] for row in rows])
                     for which in (0, 1))
     offsets = [_offset_s(starts, ends, position) for position in range(len(spans))]
-    return None if None in offsets else (starts + offsets, ends + offsets)
+    known = tuple(offset for offset in offsets if offset is not None)
+    return (starts + known, ends + known, known) if len(known) == len(offsets) else None
 
 
 def _by_kind(some: Sequence[Interval]) -> dict[tuple[str, str], list[int]]:

@@ -6,11 +6,12 @@ operations are its communication, and what autograd and the operators cover is i
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 MESSAGES = re.compile(r"^(nccl|rccl)(Dev)?Kernel|^gloo:", re.IGNORECASE)  # NCCL has named its kernels so since 2.19
 HOST_CALL = re.compile(r"^c10d::(?!send|recv|.*barrier)")
 COMPUTING = ("aten::", "autograd::")
+LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")  # the host's calls of CUDA or HIP
+NO_NUMBER = -1
+SYNCHRONIZES = re.compile(r"^(cuda|hip|cu)\w*Synchronize")
 
 
 class TraceFileError(ValueError):
@@ -32,17 +36,27 @@ class TraceFileError(ValueError):
 
 
 class Interval(NamedTuple):
-    """What ran from when to when, in seconds on the rank's own clock; of a message its group, where that is known."""
+    """What ran from when to when, in seconds on the rank's own clock; of a message its group, where that is known.
+
+    `lane` is the stream of a kernel, and the thread of what the host does; `called` what the host called a message,
+    whose kernel may have another name.
+    """
 
     start_s: float
     end_s: float
     name: str
     group: str = ""
+    lane: str = ""
+    called: str = ""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One rank's trace; `rank` is None where it does not say which, `calls` are the host's calls of collectives."""
+    """One rank's trace; `rank` is None where it does not say which, `calls` are the host's calls of collectives.
+
+    Of the host of a GPU `host` is what it works on, and `host_waits` when it stands in a call that waits for the GPU.
+    `leads` has for each kernel when it began, and how long before that its launch did, in seconds.
+    """
 
     rank: int | None
     world_size: int
@@ -52,6 +66,9 @@ class Profile:
     copies: tuple[Interval, ...]
     calls: tuple[Interval, ...]
     steps: tuple[Interval, ...]
+    host: tuple[Interval, ...] = ()
+    host_waits: tuple[Interval, ...] = ()
+    leads: tuple[tuple[float, float], ...] = ()
 
     @property
     def arrivals(self) -> list[Interval]:
@@ -124,16 +141,19 @@ def _unpacked(data: bytes) -> bytes:
 
 def _is_span(event: Any) -> bool:
     return (isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
-            and all(isinstance(event.get(key), int | float) for key in ("ts", "dur")))
+            and all(isinstance(event.get(key), int | float) and math.isfinite(event[key]) for key in ("ts", "dur")))
 
 
 def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
     spans = defaultdict[str, list[Interval]](list)
     first_us = min(event["ts"] for event in events)  # as a small number it keeps its nanoseconds
+    launched = {number: event for event in events if (number := _correlation(event, LAUNCHES)) != NO_NUMBER}
+    calls = _Calls(events)
     for event in events:
         start_s = (event["ts"] - first_us) / 1e6
         spans[_kind(event["name"], str(event.get("cat", "")).lower())].append(
-            Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args"))))
+            Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args")), _lane(event),
+                     calls.around(launched.get(_correlation(event, ("kernel",))))))
     found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
     info = info if isinstance(info, dict) else {}
     on_gpu = bool(found.get("kernel") or found.get("message"))
@@ -141,7 +161,45 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
                    info["world_size"] if isinstance(info.get("world_size"), int) else 0, on_gpu,
                    found.get("kernel" if on_gpu else "operator", ()),
                    found.get("message" if on_gpu else "gloo", ()), found.get("copy", ()), found.get("call", ()),
-                   found.get("step", ()))
+                   found.get("step", ()),
+                   tuple(sorted((*found.get("operator", ()), *found.get("host", ())))) if on_gpu else (),
+                   found.get("wait", ()), tuple(_leads(events, launched, first_us)) if on_gpu else ())
+
+
+def _lane(event: Mapping[str, Any]) -> str:
+    """The stream of a kernel or copy, or else the thread."""
+    said = event.get("args")
+    return str(said["stream"] if isinstance(said, dict) and "stream" in said else event.get("tid", ""))
+
+
+def _correlation(event: Mapping[str, Any], categories: Sequence[str]) -> int:
+    """The number that a launch and its kernel share, of an event of these categories; NO_NUMBER for others."""
+    said = event.get("args")
+    number = said.get("correlation") if isinstance(said, dict) else None
+    return number if isinstance(number, int) and str(event.get("cat", "")).lower() in categories else NO_NUMBER
+
+
+def _leads(events: Sequence[Mapping[str, Any]], launched: Mapping[int, Mapping[str, Any]],
+           first_us: float) -> Iterator[tuple[float, float]]:
+    """Of each kernel whose launch is in the trace when it began, and by how much its launch had begun before it."""
+    for event in events:
+        number = _correlation(event, ("kernel",))
+        if number in launched:
+            yield (event["ts"] - first_us) / 1e6, (event["ts"] - launched[number]["ts"]) / 1e6
+
+
+class _Calls:
+    """The host's calls of NCCL, in which their kernels are launched."""
+
+    def __init__(self, events: Sequence[Mapping[str, Any]]):
+        self._calls = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in events
+                             if event["name"].startswith("nccl:") and not str(event.get("cat", "")).startswith("gpu"))
+
+    def around(self, launch: Mapping[str, Any] | None) -> str:
+        """The operation that is called while this is launched, "all_reduce"; "" where none is."""
+        place = -1 if launch is None else bisect_left(self._calls, (launch["ts"], math.inf)) - 1
+        is_inside = place >= 0 and launch is not None and launch["ts"] <= self._calls[place][1]
+        return self._calls[place][2].removeprefix("nccl:") if is_inside else ""
 
 
 def _group(said: Any) -> str:
@@ -165,7 +223,11 @@ def _kind(name: str, category: str) -> str:
         return "call"
     if name.startswith(COMPUTING):
         return "operator"
-    return "step" if name.startswith("ProfilerStep") and not category.startswith("gpu") else ""
+    if category in LAUNCHES:
+        return "wait" if SYNCHRONIZES.match(name) else "host"
+    if name.startswith("ProfilerStep") and not category.startswith("gpu"):
+        return "step"
+    return "host" if category == "cpu_op" else ""
 
 
 def times(profile: Profile) -> Times:

@@ -10,6 +10,7 @@ from book.report.drawn import drawn
 from book.report.shown import Shown, of_run
 from book.widgets.calls import Calls, totals_table
 from book.widgets.registry import standalone
+from book.widgets.streams import StreamsView
 
 STYLE = """<style>
 body { max-width: 760px; margin: 20px auto; padding: 0 14px; font: 15px/1.5 system-ui, sans-serif }
@@ -30,6 +31,8 @@ def page(title: str, said: Sequence[str], found: Shown) -> str:
     parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{''.join(map(_line, said))}</pre>"]
     if found.standstill:
         parts += ["<h2>Who waits for whom</h2>", drawn(found.standstill.stands)]
+    if found.streams:
+        parts.append(StreamsView(found.streams).html())
     if any(len(each.calls) for each in found.timelines):
         parts.append(Calls(found.timelines, end=found.end, hangs=found.hangs, common=found.common,
                            by_hosts=found.by_hosts).html())

@@ -12,6 +12,7 @@ from book.look.gpu_memory import is_snapshot, read_snapshot
 from book.look.profiles import TraceFileError, is_profile, read_profile
 from book.look.recorded import timelines_in
 from book.look.runs import HUNG, JobRun, RunFileError, Totals, is_run, read_run
+from book.look.streams import Streams, streams_of
 from book.look.timelines import Timeline
 from book.look.told import dumps_told, end_told, late_told, profiles_told, snapshot_told, timelines_told
 from book.report.standing import Moment, common_of, common_told, standstill_of
@@ -28,7 +29,7 @@ class Shown:
     """What files say: lines, and why others can't be read; what there is for a picture, and the sentence at its end.
 
     Of a hang `standstill` says who waits for whom, and `common` when all had last made a call together. The picture of
-    Flight Recorder dumps has times `by_hosts`, by the clock of each.
+    Flight Recorder dumps has times `by_hosts`, by the clock of each. `streams` is a step of profiler traces.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Shown:
     standstill: Standstill | None = None
     common: Moment | None = None
     by_hosts: bool = False
+    streams: Streams | None = None
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -130,7 +132,9 @@ def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
             found.problems.append(str(error))
     if profiles:
         found.lines += profiles_told(profiles)
-        if aligned := arrivals(profiles):
+        aligned = arrivals(profiles)
+        found.streams = streams_of(profiles, aligned)
+        if aligned:
             _draw(found, timelines_of(aligned))
 
 

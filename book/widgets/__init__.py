@@ -26,6 +26,7 @@
     load_explorer()                              experts of unequal popularity: who waits, what is dropped
     ledger(chapter)                              the story so far: held, sent and waited for, and a line of one's own
     Calls(timelines)                             a job's last exchanges: phases of each rank, waiting, exchanges
+    step_streams(streams_of(...))                a step of profiler traces: what each stream of each rank ran
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -43,7 +44,7 @@ Beside the mesh explorer they are of three families:
 
     holdings        who holds what, stop by stop: the player, the ring and the race by hand (chunks.js); shards,
                     attention, experts, memory
-    lanes           blocks over time (lanes.js): timeline, steps, calls, pipeline, game
+    lanes           blocks over time (lanes.js): timeline, steps, calls (also of streams), pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
 What memory, shards, attention, experts, timeline and pipeline draw and tell is played by `mountScene` (scene.js); what
@@ -69,10 +70,12 @@ from book.widgets.player import panel, play, race
 from book.widgets.shards import sharded_product
 from book.widgets.step_explorers import bucket_explorer, load_explorer, pipeline_explorer, sharding_explorer
 from book.widgets.steps import step_timeline
+from book.widgets.streams import step_streams
 from book.widgets.timeline import bucket_timeline
 from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
 __all__ = ["attention_player", "axes_explorer", "bucket_explorer", "bucket_timeline", "expert_player", "layout_chart",
            "ledger", "load_explorer", "memory_bars", "memory_player", "mesh_explorer", "panel", "pipeline_explorer",
            "pipeline_game", "pipeline_player", "pipeline_race", "plan_explorer", "play", "race", "race_explorer",
-           "server_explorer", "sharded_product", "sharding_explorer", "step_timeline"]
+           "server_explorer", "sharded_product", "sharding_explorer", "step_streams",
+           "step_timeline"]

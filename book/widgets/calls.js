@@ -1,90 +1,104 @@
-/* Lockstep's picture of a job's calls: each rank's own time, when it waited for others, and when bytes moved.
-   calls.py says what the data mean, called.py what they are of a recording; nothing is drawn that they don't say. */
-import { make, rankName, byStops, mountScene, define, seconds } from "./scene.js";
-import { TICKS, lanes, axis } from "./lanes.js";
+/* Lockstep's picture of a job over time: each rank's own time, when it waited for others, and when bytes moved; or each
+   stream of its GPU. calls.py says what the data mean, called.py what they are of a recording, streams.py of a profiler
+   trace; nothing is drawn that they don't say. */
+import { make, rankName, swatch, mountScene, pickable, clamp, define, seconds } from "./scene.js";
+import { TICKS, onClock, lanes, axis, mark } from "./lanes.js";
 
 const { max } = Math;
-// What a rank does, in the order of the numbers in the data: its name and colour. Where nothing is drawn, it waits.
-const KINDS = [
-  ["input", "--b1"],
-  ["forward", "--kF"],
-  ["backward", "--kB"],
-  ["optimizer", "--kI"],
-  ["garbage collector", "--bad"],
-  ["other code", "--p2"],
-  ["exchange", "--kW"],
-];
+// What a rank or a stream does, and its colour. In calls.py's data the first ones go by number.
+const ROLES = {
+  input: "--b1",
+  forward: "--kF",
+  backward: "--kB",
+  optimizer: "--kI",
+  "garbage collector": "--bad",
+  "other code": "--p2",
+  exchange: "--kW",
+  "own code": "--p2",
+  waits: "--hollow", // the stripes below stay to be seen
+  computing: "--kF",
+  communication: "--kW",
+  copy: "--kI",
+  "host works": "--p2",
+  "host waits": "--hollow",
+};
+const NUMBERED = 7;
+const LOOKS = { exchange: "sent", communication: "sent", waits: "waits", "host waits": "waits" };
 
-const EXCHANGE = 6;
-const OWN = "own code";
+/** The role of each number in lanes, and the texts of its blocks. */
+function kindsOf({ kinds, called }) {
+  if (!called) return kinds ?? Object.keys(ROLES).map(role => [role, role]);
+  const each = called.flatMap(lines => ["waits", "exchange"].map(role => [role, ...lines]));
+  return [...Array(NUMBERED).fill(["own code", "own code"]), ...each];
+}
 
 function decode(raw) {
-  const ranks = raw.lanes.map(flat => {
-    const blocks = [];
+  const kinds = kindsOf(raw);
+  const blocks = [];
+  const rows = raw.lanes.map((flat, r) => {
+    const row = [];
     let b = 0;
     for (let i = 0; i < flat.length; i += 3) {
       const a = b + flat[i + 1];
       b = a + flat[i + 2];
-      blocks.push({ a, b, ...drawn(flat[i], raw.called) });
+      const [role, ...lines] = kinds[flat[i]];
+      const look = "lk-" + LOOKS[role];
+      row.push({ a, b, r, role, look, c: `var(${ROLES[role]})`, key: blocks.length, lines: [lines] });
+      blocks.push(row.at(-1));
     }
-    return blocks;
+    return row;
   });
-  return { ...raw, ranks, times: raw.stops.map(stop => stop.t) };
-}
-
-/** A block of this kind: beyond KINDS each of the collectives that are `called` has two, to wait in and to exchange. */
-function drawn(number, called) {
-  const beyond = number - KINDS.length;
-  if (beyond < 0) {
-    const [name, c] = KINDS[number];
-    return { c: `var(${c})`, key: number, lines: [[called ? OWN : name]], look: number === EXCHANGE ? "lk-sent" : "" };
-  }
-  const lines = [called[beyond >> 1]];
-  if (beyond % 2) return { c: `var(${KINDS[EXCHANGE][1]})`, key: EXCHANGE, lines, look: "lk-sent" };
-  return { c: "var(--hollow)", key: number, lines, look: "lk-waits" }; // the stripes below stay to be seen
+  const names = raw.names.map(name => [name].flat());
+  return { ...raw, rows, blocks, names, times: raw.stops.map(stop => stop.t) };
 }
 
 function stage({ run, data, field }, W) {
-  const n = run.ranks.length;
+  const n = run.rows.length;
   const h = n > 16 ? 8 : n > 8 ? 14 : 24;
   const each = h + (n > 16 ? 3 : 8);
-  const left = W >= 560 ? 84 : n > 10 ? 70 : 62;
+  const longest = max(...run.names.map(([, name = ""]) => 7.7 * name.length + 22));
+  const left = max(longest, W >= 560 ? 84 : 70);
   const y = 10 + n * each;
-  const every = n > 16 ? 4 : 1;
-  const rows = run.ranks.map((blocks, r) => {
+  const rows = run.rows.map((blocks, r) => {
     const fits = h < 14 ? blocks.map(block => ({ ...block, lines: [] })) : blocks;
     return { y: 8 + r * each, h, blocks: fits };
   });
   const ui = lanes(field, { W, H: y + 20, left, perTick: (W - left - 2) / TICKS, rows, name: data.title });
   axis(ui, { W, y }, run.duration_s, run.duration_s);
-  run.names.forEach((rank, r) => {
-    if (r % every === 0) rankName(ui.rest, rank, 8 + r * each + h / 2 + 4.5);
+  run.names.forEach(([rank, name], r) => {
+    if (name ?? (n < 17 || r % 4 === 0)) rankName(ui.rest, rank, 8 + r * each + h / 2 + 4.5, name);
   });
   const row = make("div.lk-key lk-small", field);
-  const there = new Set(run.ranks.flatMap(blocks => blocks.map(block => block.key)));
-  for (const [k, [name, c]] of KINDS.entries()) {
-    if (there.has(k)) key(row, run.called && k !== EXCHANGE ? OWN : name, `var(${c})`);
-  }
-  key(row, "waits for others", "var(--kidle)");
+  const there = new Set(run.blocks.map(({ role }) => role));
+  for (const role in ROLES) if (there.has(role) && role !== "waits") swatch(row, `var(${ROLES[role]})`, role);
+  swatch(row, "var(--kidle)", run.idle ?? "waits for others");
   return t => ui.set(t);
 }
 
-function key(row, text, c) {
-  const span = make("span", row);
-  make("i", span, { style: "background:" + c }, "\u00a0");
-  span.append(text);
-}
-
 const kind = {
-  ...byStops,
-  clocked: true,
+  ...onClock,
+  below(view) {
+    view.detail = make("div.lk-detail lk-small", view.root, { "aria-live": "polite" });
+    pickable(view, "[data-b]", g => +g.dataset.b, () => mark(view.field, view.picked));
+  },
   decode,
   stage,
-  words: ({ run, state }) => `${seconds((state.t / TICKS) * run.duration_s)} of ${seconds(run.duration_s)}`,
-  parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
-  rate: step => max(TICKS / 12, (step || 0) / 0.7),
   resume: () => TICKS,
   figures: ({ run }) => run.figures,
+  /** What the block is that is pointed at. */
+  after({ run, picked, detail }) {
+    const at = t => seconds((t / TICKS) * run.duration_s);
+    const { a, b, r, role, lines } = run.blocks[picked] ?? {};
+    const [rank, , name = "rank " + rank] = run.names[r] ?? [];
+    detail.textContent = role
+      ? `${name}, ${at(a)} to ${at(b)}: ${[...new Set([role, lines[0][0]])].join(", ")}`
+      : "Point at a block, or press \u2191 or \u2193.";
+  },
+  turn(view, by) {
+    view.picked = clamp((view.picked ?? -1) + by, view.run.blocks.length - 1);
+    mark(view.field, view.picked);
+    view.draw();
+  },
 };
 
 define("calls", () => (el, data, opts) => {

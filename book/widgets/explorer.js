@@ -12,7 +12,8 @@
      source, numFigures               words at the top; how many pairs there are: 5 */
 import { Trace } from "../twin/trace.js";
 import {
-  and, range, make, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define, upper,
+  and, range, make, swatch, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define,
+  upper,
 } from "./scene.js";
 
 const { min, max, ceil, floor, log, log10, abs } = Math;
@@ -401,11 +402,7 @@ function timeline(field, W, { names, blocks, end, kinds, name, left, more = "" }
 /** What the colours mean: [kind, what it is, the mark in its box]. */
 function key(field, kinds, more) {
   const row = make("div.lk-key lk-small", field);
-  for (const [kind, words, mark = kind] of kinds) {
-    const one = make("span", row);
-    make(`i.k${kind}`, one, { style: `--c:var(--k${kind})` }, mark);
-    one.append(words);
-  }
+  for (const [kind, words, mark = kind] of kinds) swatch(row, `var(--k${kind})`, words, mark, "i.k" + kind);
   if (more) make("span", row, {}, more);
 }
 

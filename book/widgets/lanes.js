@@ -10,7 +10,7 @@
    @property {string} [look]       a class of any other
    @property {number} [marks]      so many lines along its top
    @property {number} [pad]        pixels that its text leaves free */
-import { canvas, make, short } from "./scene.js";
+import { canvas, make, seconds, short, byStops } from "./scene.js";
 
 const { max, floor, log10 } = Math;
 const TICKS = 1e5; // in a run's duration
@@ -58,6 +58,20 @@ function drawBlock(layer, { a, b, c, key, lines, kind = "", look = "", marks = 0
   texts.forEach((text, i) => make("text", g, { x: x(a) + w / 2, y: top + 12 * i, "text-anchor": "middle" }, text));
 }
 
+/** Frame the blocks that have this key. */
+function mark(field, key) {
+  for (const g of field.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === key);
+}
+
+/** What a kind of scene provides if its clock runs through stops that its data tell. */
+const onClock = {
+  ...byStops,
+  clocked: true,
+  words: ({ run, state }) => `${seconds((state.t / TICKS) * run.duration_s)} of ${seconds(run.duration_s)}`,
+  parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
+  rate: step => max(TICKS / 12, (step || 0) / 0.7),
+};
+
 /** Times below the lanes. */
 function axis(ui, { W, y }, duration_s, total_s) {
   const least = total_s / (W > 560 ? 7 : 4);
@@ -70,4 +84,4 @@ function axis(ui, { W, y }, duration_s, total_s) {
   }
 }
 
-export { lanes, axis, TICKS, fit };
+export { lanes, axis, mark, onClock, TICKS, fit };

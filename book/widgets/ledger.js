@@ -1,6 +1,6 @@
 /* Lockstep's ledger: what a GPU holds, sends and waits for in each way of training, line by line, and in the reader's
    own. ledger.py says what the data mean. */
-import { make, bytes, short, num, pill, sum } from "./scene.js";
+import { make, swatch, bytes, short, num, pill, sum } from "./scene.js";
 import { explorer, trim } from "./explorer.js";
 import { entry, joined } from "../twin/plan_ledger.js";
 import { largest_micro_batch } from "../twin/plan_step.js";
@@ -102,11 +102,7 @@ function draw(field, W, { lines, own }, chosen, data) {
   const look = line => ({ most, room, narrow, now: line.chapter === data.chapter, mine: line === own });
   for (const line of all.slice(early.length)) row(body, line, look(line));
   const key = make("div.lk-key lk-small", field);
-  for (const [, words, hue] of HELD) {
-    const one = make("span", key);
-    make("i", one, { style: `--c:${hue}` }, "\u00a0");
-    one.append(words);
-  }
+  for (const [, words, hue] of HELD) swatch(key, hue, words);
   make("span", key, {}, `the line: ${trim(bytes(room))}`);
 }
 

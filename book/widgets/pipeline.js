@@ -3,7 +3,7 @@
 import {
   byTouch, range, clamp, sum, make, color, and, num, upper, short, longest, mountScene, define,
 } from "./scene.js";
-import { TICKS, fit, lanes, axis } from "./lanes.js";
+import { TICKS, fit, lanes, axis, mark } from "./lanes.js";
 
 const { min, max, abs } = Math;
 const NEAR = 0.01;
@@ -107,13 +107,13 @@ function stageOf(parent, run, W, total_s, name, tight, picked) {
     travel(t);
   };
   const middle = x => top(x.r) + lane / 2;
-  const mark = m => {
-    for (const g of parent.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === m);
+  const follow = m => {
+    mark(parent, m);
     const own = run.acts.filter(x => x.m === m && x.kind !== "W").sort((x, y) => x.a - y.a);
     const line = (x, i) => `M${ui.x(own[i].z)} ${middle(own[i])}L${ui.x(x.a)} ${middle(x)}`;
     trail.setAttribute("d", own.slice(1).map(line).join(""));
   };
-  return { paint, mark };
+  return { paint, mark: follow };
 }
 
 /** A rank's name, and its strip or, where it is tight, a number; returns what paints it. */

@@ -90,6 +90,13 @@ function rankName(parent, r, y, name = `rank ${r}`) {
   make("text.lk-rank", parent, { x: 14, y }, name);
 }
 
+/** What a colour means, in a legend: a box with a mark and a class, then words. */
+function swatch(parent, c, words, mark = "\u00a0", look = "i") {
+  const one = make("span", parent);
+  make(look, one, { style: "--c:" + c }, mark);
+  one.append(words);
+}
+
 // # transport
 const ICONS = {
   start: "M4 3h2v10H4zM13 3 7 8l6 5z",
@@ -443,7 +450,7 @@ function pickable(view, selector, of, show) {
     const mark = e.target.closest(selector);
     return mark ? of(mark) : null;
   };
-  field.onpointerover = e => pick(at(e));
+  field.onpointerover = field.onclick = e => pick(at(e)); // a finger that has left has clicked
   field.onpointerleave = () => pick(null);
   field.addEventListener("focusin", e => pick(at(e)));
   field.addEventListener("focusout", () => pick(null));
@@ -529,7 +536,7 @@ function define(name, widgetOf) {
 }
 
 export {
-  make, canvas, rect, bar, rankName, pill, choice, choices, footer, frame, watchWidth, shell, write, reserve,
+  make, canvas, rect, bar, rankName, swatch, pill, choice, choices, footer, frame, watchWidth, shell, write, reserve,
   mountScene, pickable, define, EPS, range, clamp, sum, byTouch, color, and, num, upper, seconds, bytes,
   short, ease, plain, longest, byStops,
 };

@@ -1,6 +1,6 @@
 /* Explorers of a training step: the timeline, bubble and memory of a pipeline; buckets behind a backward; sharded
    state; the load of experts. step_explorers.py says what the data mean. */
-import { make, range, sum, num, bytes, short } from "./scene.js";
+import { make, swatch, range, sum, num, bytes, short } from "./scene.js";
 import { explorer, chart, dot, bars, timeline, lasting, drawBoth, trim, percent } from "./explorer.js";
 import { Link, pipeline_bubble, ring_all_reduce_s } from "../twin/links.js";
 import * as pipelines from "../twin/pipelines.js";
@@ -331,11 +331,8 @@ function drawLoads(field, W, { all, busiest }) {
   };
   bars(field, W, all.map(row), 76);
   const legend = make("div.lk-keys lk-small", field);
-  for (const [words, hue] of [["works on", HUE.compute], ["dropped", HUE.rest]]) {
-    const one = make("span", legend);
-    make("i", one, { style: `background:${hue}` });
-    one.append(words);
-  }
+  swatch(legend, HUE.compute, "works on", "");
+  swatch(legend, HUE.rest, "dropped", "");
   make("span", legend, {}, "in equal shares");
 }
 

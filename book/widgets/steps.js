@@ -1,7 +1,7 @@
 /* Lockstep's step timeline: the phases of training steps on every rank. At rest it shows what a monitor does: how long
    each phase took. What is played shows who waits. steps.py says what the data mean. */
-import { range, make, seconds, rankName, mountScene, byStops, define } from "./scene.js";
-import { TICKS, lanes, axis } from "./lanes.js";
+import { range, make, swatch, rankName, mountScene, define } from "./scene.js";
+import { TICKS, onClock, lanes, axis } from "./lanes.js";
 
 const { max } = Math;
 const COLOURS = 4;
@@ -45,27 +45,20 @@ function stage({ run, data, field }, W) {
 /** What the colours mean. */
 function legend({ data, field }) {
   const key = make("div.lk-key lk-small");
-  const item = (c, letter, text, look = "i") => {
-    make(look, make("span", key), { style: `--c:${c}` }, letter).after(text);
-  };
-  data.phases.forEach((name, which) => item(colour(which), name[0], name));
-  item("var(--p1)", "w", "waits", "i.lk-waits");
-  item("var(--p0)", "\u2013", "all-reduce: from a rank's call to its end");
+  data.phases.forEach((name, which) => swatch(key, colour(which), name, name[0]));
+  swatch(key, "var(--p1)", "waits", "w", "i.lk-waits");
+  swatch(key, "var(--p0)", "all-reduce: from a rank's call to its end", "\u2013");
   field.after(key);
 }
 
 const shown = ({ run, state }) => run.figures.map(([value, what]) => [state.t < TICKS ? "?" : value, what]);
 
 const kind = {
-  ...byStops,
-  clocked: true,
+  ...onClock,
   start: legend,
   decode: raw => ({ ...raw, times: [...new Set([...raw.stops.map(stop => stop.t), TICKS])] }),
   stage,
   tell: ({ run }, k) => run.stops[Math.min(k, run.stops.length - 1)].say,
-  words: ({ run, state }) => `${seconds((state.t / TICKS) * run.duration_s)} of ${seconds(run.duration_s)}`,
-  parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
-  rate: step => max(TICKS / 12, (step || 0) / 0.7),
   resume: () => 0,
   numFigures: 4,
   figures: shown,

@@ -4,7 +4,7 @@
 import {
   range, clamp, sum, make, and, upper, seconds, bytes, rankName, longest, mountScene, pickable, define,
 } from "./scene.js";
-import { TICKS, fit, lanes, axis } from "./lanes.js";
+import { TICKS, fit, lanes, axis, mark } from "./lanes.js";
 
 const { min, max, round } = Math;
 const COLOURS = 4;
@@ -301,7 +301,7 @@ const kind = {
   below(view) {
     view.detail = make("div.lk-detail lk-listing lk-small", view.root);
     const bucket = mark => (mark.dataset.b < 0 ? null : +mark.dataset.b);
-    pickable(view, "[data-b]", bucket, () => mark(view));
+    pickable(view, "[data-b]", bucket, () => follow(view));
   },
   decode,
   stage(view, W) {
@@ -343,8 +343,8 @@ const kind = {
   },
 };
 
-function mark({ field, picked }) {
-  for (const g of field.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === picked);
+function follow({ field, picked }) {
+  mark(field, picked);
   if (picked === null) return;
   for (const g of field.querySelectorAll("[tabindex]")) {
     g.setAttribute("tabindex", g.dataset.rank === "0" && +g.dataset.b === picked ? 0 : -1);

@@ -1,6 +1,6 @@
 /* Explorers of what crosses a network: all-reduces raced on links, one parameter server or several, and the order of a
    mesh's axes. traffic_explorers.py says what the data mean. */
-import { range, make, bytes, short, sum, and, num } from "./scene.js";
+import { range, make, swatch, bytes, short, sum, and, num } from "./scene.js";
 import { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim, lasting, drawBoth } from "./explorer.js";
 import * as collectives from "../twin/collectives.js";
 import { Link, ring_all_reduce_s } from "../twin/links.js";
@@ -128,11 +128,14 @@ function besideCollectives(parent, W, { n, events }, { latency_s, bandwidth_byte
   const yours = events.map(e => ({ ...e, kind: LANES[e.kind], text: "" }));
   const all = events.filter(({ kind }) => kind === "collective");
   const called = all.filter(({ lane }) => lane === all[0].lane); // of one rank
-  const reduces = called.filter(({ op }) => op === "all_reduce");
-  let free = 0;
-  const rings = reduces.flatMap(({ num_bytes }) => {
-    const [start, end] = [free, (free += ring_all_reduce_s(n, num_bytes ?? 0, link))];
-    return range(n, lane => ({ lane, kind: "B", start, end, text: "" }));
+  const members = ({ group }) => group ?? range(n);
+  const reduces = all.filter(e => e.op === "all_reduce" && e.lane === members(e)[0]).sort((x, y) => x.start - y.start);
+  const free = Array(n).fill(0);
+  const rings = reduces.flatMap(e => {
+    const ranks = members(e);
+    const start = max(...ranks.map(lane => free[lane]));
+    const end = start + ring_all_reduce_s(ranks.length, e.num_bytes ?? 0, link);
+    return ranks.map(lane => ({ lane, kind: "B", start, end: (free[lane] = end), text: "" }));
   });
   const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
   const both = [["your recording", yours], ["its all-reduces as rings", rings]].slice(0, rings.length ? 2 : 1);
@@ -283,10 +286,7 @@ function drawAxes(field, W, { all, now, sent }, { per_node }) {
   bars(field, W, all.map(row), 104);
   const legend = make("div.lk-keys lk-small", field);
   AXES.forEach((axis, i) => {
-    if (!sent[i]) return;
-    const one = make("span", legend);
-    make("i", one, { style: `background:var(--x${i})` });
-    one.append(axis);
+    if (sent[i]) swatch(legend, `var(--x${i})`, axis, "");
   });
   make("span", legend, {}, `outermost axis first; nodes of ${per_node}`);
 }
