@@ -422,6 +422,50 @@ def test_chapter_7_says_how_long_each_order_of_axes_sends() -> None:
         7, "sending takes")
 
 
+def test_chapter_4_says_which_sequences_fit_beside_the_state() -> None:
+    says, model, text = told(4), MODELS["llama3-8b"], printed(4, "tokens fit beside the state")
+    room, logits = 80e9 - state_bytes(model.num_parameters, 3, 16).total, 14 * model.vocab_size
+    layer = activation_bytes(model.layer(1)) / model.num_tokens
+    inputs = activation_bytes(model.layer(1), recompute="full") / model.num_tokens
+    of_a_token = [32 * layer + logits, 32 * 23 / 34 * layer + logits, 32 * inputs + layer + logits,
+                  32 * inputs + layer]
+    fits = [int(line.split()[-6].replace(",", "")) for line in text.splitlines()]
+    assert fits == [pytest.approx(room / each, abs=1) for each in of_a_token]
+    kept, _, again, chunked = fits
+    assert 8192 < kept < 16384 < again < 32768 < 131072 < chunked and "one of 32,768 just fails to" in says
+    assert again > 0.999 * 32768 and f"logits alone would take {131072 * logits / 1e9:.0f} GB" in says
+    [sharded] = (way.line for way in STORY if way.chapter == 4 and not way.opens)
+    assert f"libraries' buffers, {sharded.moment_bytes / 1e9:.0f} GB in the ledger" in says
+    first, second = map(float, re.findall(r"([\d.]+) MB", printed(4, "in the first step, and")))
+    assert f"second step therefore needs {second - first:.1f} MB more than the first" in says
+
+
+def test_chapter_5_says_what_was_published_of_the_largest_micro_batches() -> None:
+    says, rows = told(5), data_sets()["nanotron"].rows
+    model = next(row.model for row in rows if row.name == "3B")
+    [alone] = [row for row in rows if row.name == "3B" and row.layout == Layout(1, 8, 1, zero_stage=1)]
+    flops_per_s = 6 * model.num_parameters * alone.global_batch * model.num_tokens / alone.step_s / 8
+    assert flops_per_s == pytest.approx(350e12, rel=0.005) and "$F$ is 350 TFLOP/s" in says
+    bound = [8 / 3 * (t - 1) * model.width / model.sizes.layer_parameters * 350e12 / 436e9 for t in (2, 8)]
+    lost = 1 - (1 + bound[0]) / (1 + bound[1])
+    assert f"loses {100 * (1 - 10889 / 14167):.0f} %, where the bound says {100 * lost:.0f} %" in says
+    assert f"From 8 to 16 it loses {100 * (1 - 6159 / 10889):.0f} % in one step, and from 16 to 32 another " in says
+    assert f"another {100 * (1 - 3610 / 6159):.0f} %" in says
+
+
+def test_chapter_6_says_how_long_a_turn_of_published_pipelines_is() -> None:
+    turns: dict[int, list[float]] = {}
+    shares: dict[int, list[float]] = {}
+    for row in data_sets()["replicas"].rows:
+        p, m = row.layout.pp, row.global_batch // row.layout.dp
+        turns.setdefault(p, []).append(row.step_s / (m + p - 1))
+        shares.setdefault(p, []).append(1 - m * turns[p][0] / row.step_s - pipeline_bubble(p, m))
+    short, long = (max(of) / min(of) - 1 for of in turns.values())
+    assert f"A turn varies by {100 * short:.1f} % and by {100 * long:.1f} %" in told(6)
+    assert max(map(abs, shares[12])) < 0.001 and max(map(abs, shares[35])) < 0.0105
+    assert [len(row.split()) for row in printed(6, "a turn").splitlines()[1:]] == [8] * 6
+
+
 def test_chapter_5_says_what_a_cut_leaves_of_a_products_speed() -> None:
     """The numbers beside its roofline, with FLOPs and bytes counted matrix by matrix."""
     says, gpu, tokens = told(5), MACHINES["h100"], 8192
@@ -572,6 +616,23 @@ def test_chapter_3_says_what_messages_wait_for() -> None:
     assert f"16 layers: {16e3 * few * hop_s:.0f} ms and {16e3 * many * hop_s:.0f} ms" in says
     assert f"are {buckets:.0f} buckets" in says
     assert f"wait {1e3 * buckets * few * hop_s:.0f} ms and {buckets * many * hop_s:.1f} s" in says
+
+
+def test_chapter_3_says_how_long_nccl_counts_its_own_hops() -> None:
+    """Its model of a ring of GPUs on nodes of eight, and of a tree with a chain in each node: src/graph/tuning.cc."""
+    says, ring, tree = told(3), {"small": (0.6, 2.7), "large": (3.4, 14.0)}, (4.0, 14.0)
+
+    def ring_us(num_gpus: int, inside_us: float, across_us: float) -> float:
+        nodes = num_gpus // 8
+        return (2 * (num_gpus - 1) - 2 * nodes) * inside_us + 2 * nodes * across_us
+
+    each = [ring_us(128, *hop) / 254 for hop in ring.values()]
+    assert f"that is {each[0]:.1f} µs a message in the mean, and {each[1]:.1f}." in says
+    assert (f"would wait {ring_us(128, *ring['large']) / 1e3:.1f} ms, and {ring_us(1024, *ring['large']) / 1e3:.1f} on "
+            "1,024") in says
+    few, many = (2 * (7 * tree[0] + levels * tree[1]) / 1e3 for levels in (4, 7))
+    assert f"it counts {few:.2f} ms and {many:.2f}." in says
+    assert f"with the {each[1]:.1f} µs that NCCL counts for large buffers it would be {1023 * each[1] / 1e3:.1f} ms" in told(4)
 
 
 def test_chapter_9_says_what_experts_cost() -> None:
