@@ -462,7 +462,8 @@ def test_chapter_6_says_how_long_a_turn_of_published_pipelines_is() -> None:
         shares.setdefault(p, []).append(1 - m * turns[p][0] / row.step_s - pipeline_bubble(p, m))
     short, long = (max(of) / min(of) - 1 for of in turns.values())
     assert f"A turn varies by {100 * short:.1f} % and by {100 * long:.1f} %" in told(6)
-    assert max(map(abs, shares[12])) < 0.001 and max(map(abs, shares[35])) < 0.0105
+    assert max(map(abs, shares[12])) < 0.002 and max(map(abs, shares[35])) < 0.011
+    assert "within 0.2 points, and with 35 within 1.1." in told(6)
     assert [len(row.split()) for row in printed(6, "a turn").splitlines()[1:]] == [8] * 6
 
 
@@ -632,7 +633,8 @@ def test_chapter_3_says_how_long_nccl_counts_its_own_hops() -> None:
             "1,024") in says
     few, many = (2 * (7 * tree[0] + levels * tree[1]) / 1e3 for levels in (4, 7))
     assert f"it counts {few:.2f} ms and {many:.2f}." in says
-    assert f"with the {each[1]:.1f} µs that NCCL counts for large buffers it would be {1023 * each[1] / 1e3:.1f} ms" in told(4)
+    gathers_ms = 1023 * each[1] / 1e3
+    assert f"{each[1]:.1f} µs that NCCL counts for large buffers it would be {gathers_ms:.1f} ms" in told(4)
 
 
 def test_chapter_9_says_what_experts_cost() -> None:
