@@ -66,7 +66,7 @@ function draw(field, W, found, chosen, data) {
   const curves = [{ points: inside(front), hue: "var(--x0)" }];
   if (data.first !== front) curves.push({ points: inside(data.first), hue: "var(--soft)", dash: "4 4" });
   const name = `memory against time: ${many}`;
-  const set = chart(field, { W, H: W < 480 ? 176 : 140, axes, curves, now: cost.step_s, name });
+  const set = chart(field, { W, H: W < 480 ? 116 : 140, axes, curves, now: cost.step_s, name });
   for (const d of shown.filter(d => d.step <= high)) {
     make("circle.lk-point", set.g, { cx: set.X(d.step).toFixed(1), cy: set.Y(d.memory).toFixed(1), r: 1.5 });
   }
