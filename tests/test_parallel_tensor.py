@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
 from book.launch import launch, rank_device
@@ -312,6 +312,32 @@ def test_traffic_matches_the_formula(world_size: int, way: str) -> None:
     regather = way == "regathered"
     ends = tensor_parallel_sent_bytes(world_size, n, regather) / 2  # embedding forward, head backward: half a layer's
     assert ring == num_layers * tensor_parallel_sent_bytes(world_size, n, regather) + ends
+
+
+def recomputed_pass(ways: dict[str, bool], early_stop: bool | None, num_layers: int) -> None:
+    """In a rank: forward and backward through blocks, recomputed unless `early_stop` is None."""
+    device = rank_device()
+    dist.init_process_group()
+    model = split_gpt(GPT.seeded(replace(CONFIG, num_layers=num_layers), 0).to(device), **ways)
+    x = model.embed(batch()[0].to(device))
+    with set_checkpoint_early_stop(bool(early_stop)):
+        for block in model.blocks:
+            x = block(x) if early_stop is None else checkpoint(block, x, use_reentrant=False)
+        x.sum().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "halves"), [*zip(WAYS, ((8, 10, 12), (8, 11, 12), (10, 13, 14)))], ids=list(WAYS))
+def test_recomputation_sends_what_chapter_5_counts(way: str, halves: tuple[int, ...]) -> None:
+    """In halves of an all-reduce of the activations, what one more layer sends: kept, recomputed, to the end."""
+    n = NUM_SEQUENCES * 8 * CONFIG.width * 8
+
+    def counted(early_stop: bool | None, num_layers: int) -> int:
+        found = sent(launch(recomputed_pass, 2, WAYS[way], early_stop, num_layers, record=True).trace)
+        return sum(times * (2 if op == "all_reduce" else 1) for (op, size), times in found.items()
+                   if size == n and op != "broadcast")
+
+    assert tuple(counted(early, 2) - counted(early, 1) for early in (None, True, False)) == halves
 
 
 def kept(config: GPTConfig, ways: dict[str, bool] | None) -> int:
