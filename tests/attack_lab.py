@@ -101,6 +101,15 @@ def attack_lab(num_exercises: int = 2) -> NotebookNode:
     return _lab(cell for cell in cells if marks(cell).get("exercise", 1) <= num_exercises)
 
 
+def twice_lab() -> NotebookNode:
+    """The first exercise two times, the second time with the answer cell `again`: each can have limits of its own."""
+    lab = attack_lab(1)
+    again = [(BOUNDS, {"id": "again", "kind": "answer"}),
+             (CHECK_1, {"id": "check-again", "kind": "check", "points": 2}),
+             (HIDDEN_1, {"id": "hidden-again", "kind": "check", "points": 0, "hidden": True})]
+    return _lab([*lab.cells, *(_cell(source, exercise=2, **mark) for source, mark in again)])
+
+
 TORCH_SETUP = """import torch
 import torch.distributed as dist
 from book.launch import launch, rank_device
@@ -274,12 +283,15 @@ class Course:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def narrow(self, allowance_s: float, **limits: int) -> None:
-        """Gives the submissions that are not graded yet less time than the references do, and other limits."""
+    def narrow(self, allowances_s: dict[int, float], **limits: int) -> None:
+        """Gives the submissions that are not graded yet less time than the references do, and other limits.
+
+        `allowances_s` are by exercise.
+        """
         path = self.folder / "results" / "references.json"
         references = json.loads(path.read_text())
-        for reference in references.values():
-            spared = ALLOWANCE_S - allowance_s
+        for number, reference in references.items():
+            spared = ALLOWANCE_S - allowances_s[int(number)]
             reference["limits"]["wall_s"] -= spared
             reference["limits"]["cell_s"] -= spared / 2
             reference["limits"].update(limits)

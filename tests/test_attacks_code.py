@@ -25,7 +25,7 @@ import pytest
 
 from book.checks import formula
 from book.grading.sandbox import BOOK
-from tests.attack_lab import BLOWN, CHECK_1, USERS, Attack, Course, answered, attack_lab, attacks
+from tests.attack_lab import BLOWN, CHECK_1, USERS, Attack, Course, answered, attack_lab, attacks, twice_lab
 from tests.once import once
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,9 @@ ANSWER_BOTH = {"hooks", "patched_helpers", "settrace", "thread"}  # what they le
 WHY = "an exercise that the book itself can answer is answered by it, unless the module is withheld; the report says so"
 # What comes of these depends on the grader's user. What the others do, such as printing without end, does not.
 BY_USER = {"fork_bomb", "full_disks", "full_run_folder", "kill_all", "memory_many", "orphan"}
+ENDLESS = {"displays", "flood", "fork_bomb", "hangs"}  # a time limit alone ends these, and then once more
+# Filling disks takes seconds on a loaded machine. What is endless uses all that it gets, and answers exercise 2.
+ALLOWANCES_S = {1: 12, 2: 5}
 KINDS = ("json", "html", "gradescope.json")
 LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
 ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.machine(), (-1, -1))  # system calls
@@ -192,8 +195,8 @@ if "nobody" in USERS:
 def begun() -> dict[str, bytes]:
     """What a grading run keeps of itself and of the lab's own solution, for runs with other limits."""
     with tempfile.TemporaryDirectory() as folder:
-        course = Course(Path(folder), attack_lab(1))
-        course.hand_in("absent", answered(course.lab, bounds=None))
+        course = Course(Path(folder), twice_lab())
+        course.hand_in("absent", answered(course.lab, bounds=None, again=None))
         made = course.grade()
         assert made.returncode == 0, made.stderr
         return {name: (course.folder / "results" / name).read_bytes() for name in ("run.json", "references.json")}
@@ -202,14 +205,16 @@ def begun() -> dict[str, bytes]:
 @pytest.fixture(scope="class")
 def harmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """Two jobs run side by side: while one does harm, the other is the next attack, or an honest neighbour of its."""
-    course = Course(tmp_path_factory.mktemp("harm"), attack_lab(1), request.cls.as_nobody)
+    course = Course(tmp_path_factory.mktemp("harm"), twice_lab(), request.cls.as_nobody)
     for name, content in once("harm-begun", begun).items():
         (course.folder / "results" / name).write_bytes(content)
-    course.narrow(12, **LIMITS)  # filling disks takes seconds on a loaded machine
+    course.narrow(ALLOWANCES_S, **LIMITS)
     for attack in request.cls.tried:
-        course.hand_in(attack.name, answered(course.lab, bounds=attack.source(folder=course.folder)))
+        cells = ("again", "bounds") if attack.name in ENDLESS else ("bounds", "again")
+        answers = zip(cells, (attack.source(folder=course.folder), None))
+        course.hand_in(attack.name, answered(course.lab, **dict(answers)))
         if attack.name in BY_USER:
-            course.hand_in(f"{attack.name}-neighbour", answered(course.lab))
+            course.hand_in(f"{attack.name}-neighbour", answered(course.lab, again=None))
     run = course.grade(timeout_s=1500)
     assert run.returncode == 0, run.stderr
     return course
@@ -222,12 +227,13 @@ class Harming:
 
     def test_harm_comes_to_nothing(self, harmed: Course, attack: Attack) -> None:
         record = harmed.record(attack.name)
-        exercise = record["exercises"]["1"]
+        exercise = record["exercises"]["2" if attack.name in ENDLESS else "1"]
         # Two limits stop the process that fills memory, and a loaded machine decides which: its own, or the job's.
         either = attack.name == "memory_one"
         ends = (attack.ends, "stopped: memory limit") if either else attack.ends
         assert record["points"] == 0 and exercise["status"].startswith(ends), record
         assert (exercise.get("tried") == 2) == bool(exercise.get("retry")) or either
+        assert attack.name not in ENDLESS or exercise["status"].startswith("stopped: "), record
         assert BLOWN not in json.dumps(record)
 
     def test_neighbours_of_harm_keep_everything(self, harmed: Course, tmp_path: Path) -> None:
@@ -236,7 +242,7 @@ class Harming:
         for name in neighbours:
             record = harmed.record(name)
             assert record["points"] == 2 and record["error"] is None, record
-        nbformat.write(answered(harmed.lab), tmp_path / "honest.ipynb")
+        nbformat.write(answered(harmed.lab, again=None), tmp_path / "honest.ipynb")
         handed_in = {(harmed.folder / "submissions" / f"{name}.ipynb").read_bytes() for name in neighbours}
         assert handed_in == {(tmp_path / "honest.ipynb").read_bytes()}
         assert students(harmed) == {f"{path.stem}.{kind}" for path in (harmed.folder / "submissions").iterdir()

@@ -167,15 +167,15 @@ def test_a_page_of_each_kind_opens_from_a_file(site: Site, browser: Browser) -> 
     assert_clean(site, site.folder.as_uri(), browser, sorted(KINDS))
 
 
+# Each page comes in each width, in each colours, with a server and without; each kind of page in all of them, above.
 @pytest.mark.slow
-@pytest.mark.parametrize("screen", SCREENS)
-def test_every_page_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
-    assert_clean(site, site_url, browser, site.pages(), **SCREENS[screen])
+def test_every_page_is_clean_on_a_dark_phone(site: Site, site_url: str, browser: Browser) -> None:
+    assert_clean(site, site_url, browser, site.pages(), **SCREENS["dark"] | SCREENS["phone"])
 
 
 @pytest.mark.slow
-def test_every_page_opens_from_a_file(site: Site, browser: Browser) -> None:
-    assert_clean(site, site.folder.as_uri(), browser, site.pages())
+def test_every_page_is_clean_on_a_desktop_from_a_file(site: Site, browser: Browser) -> None:
+    assert_clean(site, site.folder.as_uri(), browser, site.pages(), **SCREENS["desktop"])
 
 
 def test_search_finds_the_chapter_with_no_network(site: Site, browser: Browser) -> None:

@@ -35,14 +35,13 @@ from pathlib import Path
 from book.grading.calls import seccomp_filter
 
 BOOK = Path(__file__).resolve().parents[1]
-# Prints the folder of the book that Python finds by itself, or nothing if it can't import that or torch.
+# Prints the folder of the book that Python finds by itself, or nothing if it finds none, or no torch. To import torch
+# would take seconds; where it can't be, the lab's own solutions say why.
 FOUND = """
-try:
-    import book
-    import torch
-    print(book.__path__[0])
-except ImportError:
-    pass
+from importlib.util import find_spec
+book = find_spec("book")
+if book and find_spec("torch"):
+    print(book.submodule_search_locations[0])
 """
 HOME, UID = "/home/student", 1000
 SCRATCH = ("/dev/shm", "/tmp", HOME)  # what a job can write to, if its sandbox is made in a warm process
