@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 
 from book.__main__ import COMMANDS
 from book.authoring import wayfinding
-from book.authoring.symbols import FORMULA, PAGE, ROW, chapters, first_uses, symbols_in
+from book.authoring.symbols import BEGINS, FORMULA, PAGE, ROW, chapters, first_uses, symbols_in
 from book.authoring.syllabus import SYLLABUS, weeks
 from book.authoring.wayfinding import PLAIN_WORDS, found_first, linked, pattern_of, with_words
 from book.cost.__main__ import _parser as planner_parser
@@ -221,6 +221,7 @@ def test_every_letter_of_a_formula_has_one_meaning_in_the_table() -> None:
     listed = [re.findall(r"\\?([A-Za-z]+)", latex)[0] for row in rows for _, latex in FORMULA.findall(row)]
     assert len(listed) == len(set(listed)) > 40, "a letter stands twice"
     used = {symbol: path.name for symbol, path in first_uses(ROOT).items()}
+    assert {symbol: used[symbol][:2] for symbol in BEGINS} == BEGINS
     assert not {symbol: page for symbol, page in used.items() if symbol not in {*listed, *SAID_THERE}}
 
 
@@ -233,6 +234,10 @@ def test_the_page_of_symbols_leads_to_where_each_is_first_used(site: Site) -> No
     built = (site.folder / f"{PAGE}.html").read_text("utf-8")
     rows = re.findall(r"<tr[^>]*>.*?</tr>", built, re.S)
     assert len(rows) > 45 and [row for row in rows if "<td" in row and "chapter 1</" in row]
+    where = {re.search("<td.*?</td>", row, re.S)[0]: row for row in rows if "<td" in row}
+    for letter, chapter in (("v", 6), ("W", 15), ("k", 11), ("S", 2), ("N", 1)):  # chapter 5 has its own v and W
+        [row] = [row for cell, row in where.items() if re.search(rf">{letter}</mi>", cell)]
+        assert f"chapter {chapter}</" in row, letter
     assert not [row for row in rows if "<td" in row and "href=" not in row]
 
 
@@ -548,6 +553,8 @@ def test_plain_words_lead_to_the_glossary_only_where_they_are_terms(site: Site) 
         for word in re.findall(r'<a class="term[^>]*>([a-z]+?)s?</a>', path.read_text("utf-8"), re.IGNORECASE):
             linked_on.get(word.lower(), set()).add(path.name[:2])
     assert linked_on == PLAIN_WORDS
+    assert not [path.name for path in (site.folder / "chapters").glob("*.html")
+                if re.search('<a class="term[^>]*>zero', path.read_text("utf-8"))]
 
 
 def test_a_term_is_a_whole_word_or_its_plural() -> None:
@@ -555,6 +562,8 @@ def test_a_term_is_a_whole_word_or_its_plural() -> None:
     any_term = pattern_of(tuple(left))
     parts = list(linked("Ranked; ranks pass a ring all-reduce to rank 1.", any_term, left, "glossary.html"))
     links = [(part.astext(), part["refuri"]) for part in parts if isinstance(part, nodes.reference)]
+    assert [*linked("It adds zeros; NCCL does.", pattern_of(("zero",)), {"zero": "term-ZeRO"}, "")] == [
+        nodes.Text("It adds zeros; NCCL does.")]
     assert links == [("ranks", "glossary.html#term-rank"), ("ring all-reduce", "glossary.html#term-ring")]
     assert "".join(part.astext() for part in parts) == "Ranked; ranks pass a ring all-reduce to rank 1." and not left
 

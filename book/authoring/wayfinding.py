@@ -21,9 +21,11 @@ CHINESE = re.compile("[\u4e00-\u9fff]{2,}")
 NO_PLACE = (nodes.reference, nodes.literal, nodes.title, nodes.raw, nodes.term, nodes.math, nodes.literal_block,
             nodes.citation)
 # Terms that are also plain words, and the pages, by number, whose first use of them is the term.
-PLAIN_WORDS = {"gather": {"01", "02", "81"}, "reduce": {"01", "81"}, "root": {"01", "02", "81", "83"},
-               "scatter": {"01", "02"}, "stage": {"06", "86"}, "step": {"02", "03", "06"},
-               "store": {"01", "11", "12", "80", "81", "88", "95"}, "work": set()}
+PLAIN_WORDS = {"card": {"02", "03", "05", "08", "09", "11", "15", "80", "81", "83", "87", "92"},
+               "gather": {"01", "02", "81"}, "host": {"11", "80", "87", "94", "95"}, "reduce": {"01", "81"},
+               "root": {"01", "02", "81", "83"}, "scatter": {"01", "02"}, "stage": {"86"}, "step": {"02", "03", "06"},
+               "store": {"01", "11", "12", "80", "81", "95"}, "work": set()}
+SPELLED = {"zero": "ZeRO"}  # terms that are plain words in small letters
 LAB_QUOTED = 400  # characters: the tasks say what the chapters say
 INDEX = ("Search.setIndex(", ")")
 TAUGHT = re.compile(r"^(\S[^\n]*)\n(\S[^\n]*)\n  .*\[[^]]+\]\(([\w/.]+?)\.ipynb(#[\w-]+)?\)$", re.MULTILINE)
@@ -65,7 +67,8 @@ def linked(text: str, any_term: re.Pattern[str], left: Anchors, to: str) -> Iter
     """The text, with a link at each term of `left`, which is taken from there; `any_term` finds all of the page's."""
     done = 0
     for found in any_term.finditer(text):
-        label = left.pop(found[1].lower(), None)
+        word = found[1].lower()
+        label = left.pop(word, None) if SPELLED.get(word, found[1]) == found[1] else None
         if label is None:
             continue
         yield nodes.Text(text[done:found.start()])
