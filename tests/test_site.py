@@ -221,6 +221,15 @@ def test_a_number_keeps_its_percent_sign_and_sentences_in_tables_their_room(site
     assert re.search(r'<td class="[^"]*\bsentence\b', measured)
 
 
+@pytest.mark.parametrize(("latex", "holds"), [
+    (r"3.6 \cdot 1{,}678", "<mn>1,678</mn>"), (r"1, 2", "<mn>1</mn><mo>"), (r"-\infty", "<mi>&#x0221E;</mi>"),
+    (r"a = -b", '<mo form="prefix">&#x02212;</mo><mi>b</mi>'), ("(a)-b", "<mo>&#x02212;</mo><mi>b</mi>"),
+    (r"2\sin\frac12", '<mn>2</mn><mspace width="0.167em" /><mi>sin</mi><mspace width="0.167em" /><mfrac>'),
+    (r"N\log_2 N", '</mi><mspace width="0.167em" /><msub><mi>log</mi><mn>2</mn></msub><mspace width="0.167em" /><mi>')])
+def test_formulas_have_the_spaces_of_latex(latex: str, holds: str) -> None:
+    assert holds in to_mathml(None, latex, "inline")
+
+
 def test_a_fraction_becomes_mathml() -> None:
     assert "<mfrac>" in to_mathml(None, r"\frac{2(p-1)}{p}", "inline")
 

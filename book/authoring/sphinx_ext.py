@@ -123,10 +123,29 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
     """Convert LaTeX to MathML; for a formula that can't be parsed, warn with its place and show its source."""
     try:
-        return convert(latex.strip(), display=display)
+        return spaced(convert(latex.strip(), display=display))
     except Exception as error:  # latex2mathml has no common base class for its errors
         log.warning("formula %r can't be turned into MathML: %r", latex, error, location=node)
         return f"<code>{html.escape(latex)}</code>"
+
+
+# What latex2mathml writes and browsers set too wide or too tight, and what stands there instead: the comma of thousands
+# is a part of its number, infinity is no operator, a minus after an operator is a sign, and a function has thin spaces.
+FUNCTION = "<mi>(?:sin|cos|exp|log|ln)</mi>"
+SPACES = ((re.compile(r"</mn><mrow><mo>&#x0002C;</mo></mrow><mn>(?=\d{3})"), ","),
+          (re.compile(r"<mo>&#x0221E;</mo>"), "<mi>&#x0221E;</mi>"),
+          (re.compile(r"(?<=</mo>)(?<!&#x00029;</mo>)(?<!&#x0007C;</mo>)<mo>&#x02212;</mo>"),
+           '<mo form="prefix">&#x02212;</mo>'),
+          (re.compile(rf"(?<=</m[in]>)(?=(?:<msub>)?{FUNCTION})"), '<mspace width="0.167em" />'),
+          (re.compile(rf"((?<!<msub>){FUNCTION}|<msub>{FUNCTION}<m[in]>\w+</m[in]></msub>)(?!<mo|<mspace|</)"),
+           r'\1<mspace width="0.167em" />'))
+
+
+def spaced(mathml: str) -> str:
+    """A formula with the spaces that LaTeX would set."""
+    for found, instead in SPACES:
+        mathml = found.sub(instead, mathml)
+    return mathml
 
 
 def point_launch_buttons(app: Sphinx, config: Any) -> None:
