@@ -313,7 +313,8 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert f"1B model has {tiny / 1e12:.0f}, and 8B {small / 1e12:.0f}" in says[5]
     peaks = [2250 / 0.9, 989 / 0.45, 2250 / 0.4, 989 / 0.4]
     assert peaks == pytest.approx([2500, 2200, 5620, 2470], rel=0.002)
-    assert "it takes 2,500 tokens, after 2,200 on" in says[2] and "it takes 5,620 tokens after 2,470" in says[2]
+    assert "2,500 tokens are needed inside a node, up from 2,200 on" in says[2]
+    assert "5,620 are needed, up from 2,470" in says[2]
     counted = [of * MODELS[name].step_flops(1) / (6 * MODELS[name].num_parameters * 8192 * 989e10)
                for name, of in (("llama3-8b", small), ("llama3-70b", large))]  # attention's products too
     assert f"of the peak, 8B {counted[0]:.0f} % and 70B {counted[1]:.0f} %" in says[2]
