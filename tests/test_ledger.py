@@ -450,8 +450,8 @@ def test_chapter_5_says_what_was_published_of_the_largest_micro_batches() -> Non
     bound = [8 / 3 * (t - 1) * model.width / model.sizes.layer_parameters * 350e12 / 436e9 for t in (2, 8)]
     lost = 1 - (1 + bound[0]) / (1 + bound[1])
     assert f"loses {100 * (1 - 10889 / 14167):.0f} %, where the bound says {100 * lost:.0f} %" in says
-    assert f"From 8 to 16 it loses {100 * (1 - 6159 / 10889):.0f} % in one step, and from 16 to 32 another " in says
-    assert f"another {100 * (1 - 3610 / 6159):.0f} %" in says
+    assert (f"it loses {100 * (1 - 6159 / 10889):.0f} %, and from 16 to 32 another {100 * (1 - 3610 / 6159):.0f} %"
+            in says)
 
 
 def test_chapter_6_says_how_long_a_turn_of_published_pipelines_is() -> None:
@@ -462,9 +462,11 @@ def test_chapter_6_says_how_long_a_turn_of_published_pipelines_is() -> None:
         turns.setdefault(p, []).append(row.step_s / (m + p - 1))
         shares.setdefault(p, []).append(1 - m * turns[p][0] / row.step_s - pipeline_bubble(p, m))
     short, long = (max(of) / min(of) - 1 for of in turns.values())
-    assert f"A turn varies by {100 * short:.1f} % and by {100 * long:.1f} %" in told(6)
-    assert max(map(abs, shares[12])) < 0.002 and max(map(abs, shares[35])) < 0.011
-    assert "within 0.2 points, and with 35 within 1.1." in told(6)
+    assert f"a turn varies by {100 * short:.1f} %, no" in told(6)
+    assert f"With 35 it becomes {100 * long:.1f} % shorter as replicas are added" in told(6)
+    assert turns[35] == sorted(turns[35], reverse=True)
+    assert max(map(abs, shares[12])) < 0.002 and -0.011 < min(shares[35]) <= max(shares[35]) < 1e-9
+    assert "within 0.2 points with twelve stages, and at most 1.1 below it with 35." in told(6)
     assert [len(row.split()) for row in printed(6, "a turn").splitlines()[1:]] == [8] * 6
 
 
@@ -621,17 +623,21 @@ def test_chapter_3_says_what_messages_wait_for() -> None:
 
 
 def test_chapter_3_says_how_long_nccl_counts_its_own_hops() -> None:
-    """Its model of a ring of GPUs on nodes of eight, and of a tree with a chain in each node: src/graph/tuning.cc."""
-    says, ring, tree = told(3), {"small": (0.6, 2.7), "large": (3.4, 14.0)}, (4.0, 14.0)
+    """Its model of a ring of GPUs on nodes of eight, and of a tree with a chain in each node: src/graph/tuning.cc.
+
+    A hop inside a node takes 0.6 or 3.4 µs, or what it takes to post a message, 1 µs, in the second protocol three.
+    """
+    says, ring, tree = told(3), {"small": (max(0.6, 1.0), 2.7), "large": (max(3.4, 3 * 1.0), 14.0)}, (4.0, 14.0)
 
     def ring_us(num_gpus: int, inside_us: float, across_us: float) -> float:
-        nodes = num_gpus // 8
-        return (2 * (num_gpus - 1) - 2 * nodes) * inside_us + 2 * nodes * across_us
+        across = 2 * (num_gpus // 8 - 1)
+        return (2 * (num_gpus - 1) - across) * inside_us + across * across_us
 
     each = [ring_us(128, *hop) / 254 for hop in ring.values()]
-    assert f"that is {each[0]:.1f} µs a message in the mean, and {each[1]:.1f}." in says
-    assert (f"would wait {ring_us(128, *ring['large']) / 1e3:.1f} ms, and {ring_us(1024, *ring['large']) / 1e3:.1f} on "
-            "1,024") in says
+    assert (f"a message takes {each[0]:.1f} µs in the mean in the first, and {each[1]:.1f} in the second, or "
+            f"{1.4 * each[1]:.1f} with the factor") in says
+    assert (f"would wait {1.4 * ring_us(128, *ring['large']) / 1e3:.1f} ms, and "
+            f"{1.4 * ring_us(1024, *ring['large']) / 1e3:.1f} on 1,024") in says
     few, many = (2 * (7 * tree[0] + levels * tree[1]) / 1e3 for levels in (4, 7))
     assert f"it counts {few:.2f} ms and {many:.2f}." in says
     gathers_ms = 1023 * each[1] / 1e3
