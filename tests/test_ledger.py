@@ -400,9 +400,13 @@ def test_chapter_7_says_when_stages_lose_less_than_replicas() -> None:
     whole, two, five = ([sum(vars(found(512, p, v))[part] for part in ("bubble_s", "dp_s")) for p in (2, 4, 8)]
                         for v in (1, 2, 5))
     assert whole == sorted(whole) and five == sorted(five, reverse=True) and max(two) < 1.05 * min(two)
-    eight = found(512, 8)
-    waits = eight.step_s - eight.bubble_s - eight.dp_s - eight.update_s - working_s
-    assert f"with eight stages on 512 GPUs {100 * waits / working_s:.1f} % of the work" in says
+    waits = [100 * (step.step_s - step.bubble_s - step.dp_s - step.update_s - working_s) / working_s
+             for step in (found(512, 8), found(512, 8, 5))]
+    assert (f"with eight stages on 512 GPUs {waits[0]:.1f} % of the work if stages are whole, and {waits[1]:.1f} % with "
+            "$v = 5$") in says
+    steps = {p: found(512, p, 5 if p > 1 else 1).step_s for p in (1, 2, 4, 8)}
+    assert sorted(steps, key=steps.__getitem__)[::3] == [2, 8]
+    assert f"shortest with two, {steps[2]:.2f} s, and longest with eight, {steps[8]:.2f} s" in says
     assert "at most 0.15 points" in says and "at most 0.15 points" in printed(7, "points apart")
 
 
