@@ -402,8 +402,8 @@ def test_chapter_7_says_when_stages_lose_less_than_replicas() -> None:
     assert whole == sorted(whole) and five == sorted(five, reverse=True) and max(two) < 1.05 * min(two)
     waits = [100 * (step.step_s - step.bubble_s - step.dp_s - step.update_s - working_s) / working_s
              for step in (found(512, 8), found(512, 8, 5))]
-    assert (f"with eight stages on 512 GPUs {waits[0]:.1f} % of the work if stages are whole, and {waits[1]:.1f} % with "
-            "$v = 5$") in says
+    assert (f"with eight stages on 512 GPUs {waits[0]:.1f} % of the work if stages are whole, and "
+            f"{waits[1]:.1f} % with $v = 5$") in says
     steps = {p: found(512, p, 5 if p > 1 else 1).step_s for p in (1, 2, 4, 8)}
     assert sorted(steps, key=steps.__getitem__)[::3] == [2, 8]
     assert f"shortest with two, {steps[2]:.2f} s, and longest with eight, {steps[8]:.2f} s" in says
