@@ -187,36 +187,48 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
     ]).require_right(f"{case}: MFU", got)
 
 
-def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequence[Mapping[str, float]],
-              waits: Sequence[float], case: str) -> str:
+def diagnosis(got: Any, want: tuple[str, int | None, str | None], job: Mapping[str, Any], case: str) -> str:
     """`got` must be what is wrong with a job, and is returned in words.
 
-    That is ("rank", which, phase), ("jitter", None, None) or ("messages", None, None).
-
-    `timed[rank]` are the seconds of each phase as a clock around it shows them, `waits[rank]` those of its waiting.
+    That is ("rank", which, phase), ("jitter", None, None) or ("messages", None, None). `job` is what its ranks recorded.
     """
     kinds = ("rank", "jitter", "messages")
-    require(isinstance(got, tuple) and len(got) == 3 and got[0] in kinds, f"{case}: return (kind, rank, phase) with a "
-            f"kind of {', '.join(map(repr, kinds))}, not {got!r}")
-    if got == want:
-        return " ".join(str(part) for part in got if part is not None)
-    kind, rank, phase = got
+    found = tuple(got) if isinstance(got, list) else got
+    require(isinstance(found, tuple) and len(found) == 3 and found[0] in kinds, f"{case}: return (kind, rank, phase) "
+            f"with a kind of {', '.join(map(repr, kinds))}, not {got!r}")
+    if found == want:
+        return " ".join(str(part) for part in found if part is not None)
+    kind, rank, phase = found
     if kind != want[0]:
-        _explain_kind(kind, rank, want, case)
+        _explain_kind(kind, rank, want, job, case)
+    waits = _communicates(job)
     require(kind == "rank", f"{case}: it is {kind}: return None for the rank and None for the phase")
     require(rank in range(len(waits)), f"{case}: there is no rank {rank!r} among 0 to {len(waits) - 1}. `lost` wants a "
             "row for each collective, and `called` is by rank and then by step")
     require(rank == want[1], f"{case}: you blame rank {rank}, " + (
         f"which waits longest: it is a victim of rank {want[1]}" if waits[rank] == max(waits) else
         f"but the others wait for rank {want[1]}"))
-    longest = max(timed[rank], key=timed[rank].__getitem__)
+    steps = job["ranks"][rank]["phases"]
+    timed = {one: sum(step[one][1] - step[one][0] for step in steps) for one in steps[0]}
+    longest = max(timed, key=timed.__getitem__)
     raise CheckFailed(f"{case}: rank {rank} is late, but not in {phase}. " + (
         "That is its longest phase, as it is on every rank. " if phase == longest else "") +
         "By how many seconds is each phase longer than the same phase of the other ranks, without the time that they "
         "wait in it?")
 
 
-def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], case: str) -> None:
+def _communicates(job: Mapping[str, Any]) -> list[float]:
+    """For how long each rank is in the all-reduce: what it waits for late ranks, and the messages."""
+    return [sum(step["backward"][1] - called for step, called in zip(one["phases"], one["called"]))
+            for one in job["ranks"]]
+
+
+def _arrivals(job: Mapping[str, Any]) -> list[list[float]]:
+    return [list(row) for row in zip(*(one["called"] for one in job["ranks"]))]
+
+
+def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], job: Mapping[str, Any],
+                  case: str) -> None:
     """Raise CheckFailed for an answer of another kind."""
     if want[0] == "rank":
         refuse(kind == "messages", f"{case}: you blame the messages, but ranks that wait for rank {want[1]} are in "
@@ -224,8 +236,14 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
         raise CheckFailed(f"{case}: you say that the ranks are late in turn, but almost all is lost to rank {want[1]}")
     if want[0] == "jitter":
         refuse(kind == "rank", f"{case}: you blame rank {rank}, but the ranks are late in turn, for about as long")
-        raise CheckFailed(f"{case}: you blame the messages. They are short once the last rank has come: the time is "
-                          "lost before that, to another rank in each step")
+        arrivals, waits = _arrivals(job), _communicates(job)
+        lost = sum(_lost(arrivals, lambda row: row[-1] - row[-2]))
+        messages = sum(step["backward"][1] - max(row) for step, row in zip(job["ranks"][0]["phases"], arrivals))
+        raise CheckFailed(
+            f"{case}: you blame the messages. Once the last rank has come they take {messages:.2f} s, and {lost:.2f} s "
+            f"are lost before that, to another rank in each step. Rank 0 is in communication for {waits[0]:.2f} s, but "
+            f"its wait for late ranks is part of that; the messages of all ranks, {len(waits) * messages:.2f} s, are "
+            "under way side by side")
     refuse(kind == "rank", f"{case}: you blame rank {rank}, but nobody is late: all ranks come together, and then the "
            "messages take long")
     raise CheckFailed(f"{case}: you say that ranks are late in turn, but all come together, and then the messages take "
@@ -235,7 +253,7 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
 def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str, Any], case: str) -> float:
     """`got` must be how many seconds less a job takes once its fault, as in `diagnosis`, is mended; returns it."""
     ranks = job["ranks"]
-    arrivals = [list(row) for row in zip(*(one["called"] for one in ranks))]
+    arrivals = _arrivals(job)
     kind, rank, _ = fault
     name = f"{case}, in which {_WRONG[kind]}: what the remedy saves"
     if kind == "messages":
