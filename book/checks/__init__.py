@@ -30,6 +30,8 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     multi_host           lab 11: variables of ranks on several hosts, a measured link, what crosses, who shares a card
     recovery             lab 12: the guilty rank, what a checkpoint holds and when it is whole, a run that goes on
     quorum_steps         lab 12: steps with the replicas that are there: what counts, what divides it, who is healed
+    slow_jobs            lab 13: who is late, which communication nothing hides, MFU, what is wrong with a job
+    load_ahead           lab 13: batches that a thread loads ahead, and the errors that come out of it
     frameworks           lab 14: what frameworks hide: accumulation, which rank sees which rows, uneven batches
     parameter_server     lab 15: what a server answers and when, and which pushes its steps are made of
     interleaved          lab 15: two calls at once, interleaved at every possible place

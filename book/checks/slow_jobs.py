@@ -1,13 +1,14 @@
 """L3: lab 13: who is late, which communication nothing hides, what a step should take, what is wrong with a job."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, refuse, require, short
+from book.checks.verdict import SIX_DIGITS, CheckFailed, refuse, require, reworded, short
 from book.look.arrivals import FOCUS, SHARE
 from book.look.spans import common, length, union
 
@@ -46,6 +47,10 @@ def lost_seconds(got: Any, arrivals: Arrivals, case: str) -> list[float]:
     ], near=_near_all)
     if formula.is_right(found):
         return found
+    six_digits = SIX_DIGITS * np.abs(arrivals).max()
+    refuse(np.allclose(found, formula.want, rtol=0, atol=six_digits), f"{case}: this is right to only six digits: "
+           "are the moments float32 on the way? By a clock that counts for days, float32 is milliseconds off: use "
+           "Python's floats, or torch.float64")
     raise CheckFailed(f"{case}: " + formula.explain(found, f"rank {_first_difference(found, formula.want)} is charged "
                       f"with {short(found[_first_difference(found, formula.want)])} s, but the others waited for it "
                       f"alone for {short(formula.want[_first_difference(found, formula.want)])} s"))
@@ -73,6 +78,15 @@ def _first_difference(got: Sequence[float], want: Sequence[float]) -> int:
     return next((place for place, (a, b) in enumerate(zip(got, want)) if not np.isclose(a, b, rtol=1e-6, atol=1e-9)), 0)
 
 
+def unchanged(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """What an answer returns for these arguments, of which it gets a copy; CheckFailed if it changes that."""
+    given = copy.deepcopy(arguments)
+    got = answer(*given)
+    refuse(repr(given) != repr(arguments), "your function changes its arguments, which later exercises still need: "
+           "work on a copy, as sorted(row) makes one and row.sort() doesn't")
+    return got
+
+
 def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | None:
     """`got` must be the rank that costs over SHARE of `wall_s` and over FOCUS of all that is lost, or None."""
     lost = _lost(arrivals, lambda row: row[-1] - row[-2])
@@ -87,19 +101,23 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | N
            f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. Over {SHARE:.0%} of the job and over "
            f"{FOCUS:.0%} of what is lost, it has to be named")
     where = f"{case}: you name rank {got}"
-    refuse(want is None and not much and sum(lost) > SHARE * wall_s, f"{where}, which costs {lost[got] / wall_s:.1%} "
-           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to "
-           f"be over {SHARE:.0%}")
-    refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
-           f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search")
-    refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks. "
-           f"Ask for over {FOCUS:.0%}: otherwise they are late in turn, and to replace one would save little")
-    waits = _waits(arrivals)
-    refuse(waits[got] == max(waits), f"{where}, which waits longest of all. It is a victim: rank {want} comes last")
     often = [0] * len(lost)
     for row in arrivals:
         often[max(range(len(row)), key=lambda rank: row[rank])] += 1
-    refuse(often[got] == max(often), f"{where}, which comes last most often, but by so little that it costs "
+    counted = often[got] == max(often)
+    hair = (". If you count how often a rank is last: one that is last by a hair costs nothing. Add up seconds"
+            if counted and got != most else "")
+    refuse(want is None and not much and sum(lost) > SHARE * wall_s, f"{where}, which costs {lost[got] / wall_s:.1%} "
+           f"of the job. All ranks together cost {sum(lost) / wall_s:.1%} of it, but what this one rank costs has to "
+           f"be over {SHARE:.0%}{hair}")
+    refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
+           f"{lost[most] / wall_s:.1%} of the job alone. Under {SHARE:.0%} it is not worth a search{hair}")
+    refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks. "
+           f"Ask for over {FOCUS:.0%}: otherwise they are late in turn, and to replace one would save little"
+           f"{hair}")
+    waits = _waits(arrivals)
+    refuse(waits[got] == max(waits), f"{where}, which waits longest of all. It is a victim: rank {want} comes last")
+    refuse(counted, f"{where}, which comes last most often, but by so little that it costs "
            f"{lost[got] / wall_s:.1%} of the job. Rank {want} costs {lost[most] / wall_s:.0%}")
     raise CheckFailed(f"{where}, for which the others wait alone for {lost[got] / wall_s:.1%} of the job. For rank "
                       f"{want} it is {lost[most] / wall_s:.0%}")
@@ -107,7 +125,15 @@ def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str) -> int | N
 
 def exposed_seconds(got: Any, computing: Sequence[Span], messages: Sequence[Span], case: str) -> float:
     """`got` must be for how long messages are under way while nothing is computed; returns it."""
-    return _covered(computing, messages).require_right(f"{case}: the exposed time", got)
+    formula = _covered(computing, messages)
+    few = len(computing) + len(messages) <= 3
+    with reworded(after=f". Computing {_told(computing)}, messages {_told(messages)}: it should be "
+                  f"{short(formula.want)} s" if few else ""):
+        return formula.require_right(f"{case}: the exposed time", got)
+
+
+def _told(spans: Sequence[Span]) -> str:
+    return " and ".join(f"from {short(start)} to {short(end)} s" for start, end in spans)
 
 
 def hidden_share(got: Any, computing: Sequence[Span], messages: Sequence[Span], case: str) -> float:
@@ -131,6 +157,8 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
     pairs = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in messages for b in computing)
     sums = sum(end - start for start, end in messages)
     works = sum(end - start for start, end in computing)
+    edges = [edge for span in (*computing, *messages) for edge in span]
+    whole = max(edges) - min(edges)
     return Formula(length(moving) - both, [
         (length(moving), "this is all the time of messages. What runs beside computing costs nothing: leave it out"),
         (both, "this is the time that is hidden: messages beside computing. Asked is the rest"),
@@ -144,6 +172,9 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
         (max(0.0, sums - works), "this takes the lengths from one another. Computing hides messages only while they "
          "are under way"),
         (length(covered) - both, "this is the time of computing without messages: the other way round"),
+        ((length(moving) - both) / whole, "this is a share of the trace: return seconds"),
+        (whole - length(covered), "this is all the time without computing. Leave out that in which no message is under "
+         "way either"),
     ])
 
 
@@ -172,6 +203,11 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
     want = per_gpu * (weights + attention)
     return Formula(want, [
         (100 * want, "return a share, 0.4 for 40 %"),
+        (want * sizes["num_gpus"] * sizes["peak_flops_per_s"], "these are the FLOPs of a second: divide by what all "
+         "GPUs together could do in it"),
+        (want * sizes["peak_flops_per_s"], "these are the FLOPs of a second on each GPU: divide by its peak"),
+        (per_gpu * (weights + attention / 2), "attention is halved, as a causal mask allows: here each token is "
+         "counted as if it met all of its context"),
         (want * sizes["num_gpus"], "this is as if one GPU had done it all: divide by the peak of all GPUs together"),
         (per_gpu * weights, "attention's products are missing: each token meets every token of its sequence in each "
          "layer"),
@@ -187,36 +223,48 @@ def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
     ]).require_right(f"{case}: MFU", got)
 
 
-def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequence[Mapping[str, float]],
-              waits: Sequence[float], case: str) -> str:
+def diagnosis(got: Any, want: tuple[str, int | None, str | None], job: Mapping[str, Any], case: str) -> str:
     """`got` must be what is wrong with a job, and is returned in words.
 
-    That is ("rank", which, phase), ("jitter", None, None) or ("messages", None, None).
-
-    `timed[rank]` are the seconds of each phase as a clock around it shows them, `waits[rank]` those of its waiting.
+    That is ("rank", which, phase), ("jitter", None, None) or ("messages", None, None). `job` is what ranks recorded.
     """
     kinds = ("rank", "jitter", "messages")
-    require(isinstance(got, tuple) and len(got) == 3 and got[0] in kinds, f"{case}: return (kind, rank, phase) with a "
-            f"kind of {', '.join(map(repr, kinds))}, not {got!r}")
-    if got == want:
-        return " ".join(str(part) for part in got if part is not None)
-    kind, rank, phase = got
+    found = tuple(got) if isinstance(got, list) else got
+    require(isinstance(found, tuple) and len(found) == 3 and found[0] in kinds, f"{case}: return (kind, rank, phase) "
+            f"with a kind of {', '.join(map(repr, kinds))}, not {got!r}")
+    if found == want:
+        return " ".join(str(part) for part in found if part is not None)
+    kind, rank, phase = found
     if kind != want[0]:
-        _explain_kind(kind, rank, want, case)
+        _explain_kind(kind, rank, want, job, case)
+    waits = _communicates(job)
     require(kind == "rank", f"{case}: it is {kind}: return None for the rank and None for the phase")
     require(rank in range(len(waits)), f"{case}: there is no rank {rank!r} among 0 to {len(waits) - 1}. `lost` wants a "
             "row for each collective, and `called` is by rank and then by step")
     require(rank == want[1], f"{case}: you blame rank {rank}, " + (
         f"which waits longest: it is a victim of rank {want[1]}" if waits[rank] == max(waits) else
         f"but the others wait for rank {want[1]}"))
-    longest = max(timed[rank], key=timed[rank].__getitem__)
+    steps = job["ranks"][rank]["phases"]
+    timed = {one: sum(step[one][1] - step[one][0] for step in steps) for one in steps[0]}
+    longest = max(timed, key=timed.__getitem__)
     raise CheckFailed(f"{case}: rank {rank} is late, but not in {phase}. " + (
         "That is its longest phase, as it is on every rank. " if phase == longest else "") +
         "By how many seconds is each phase longer than the same phase of the other ranks, without the time that they "
         "wait in it?")
 
 
-def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], case: str) -> None:
+def _communicates(job: Mapping[str, Any]) -> list[float]:
+    """For how long each rank is in the all-reduce: what it waits for late ranks, and the messages."""
+    return [sum(step["backward"][1] - called for step, called in zip(one["phases"], one["called"]))
+            for one in job["ranks"]]
+
+
+def _arrivals(job: Mapping[str, Any]) -> list[list[float]]:
+    return [list(row) for row in zip(*(one["called"] for one in job["ranks"]))]
+
+
+def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], job: Mapping[str, Any],
+                  case: str) -> None:
     """Raise CheckFailed for an answer of another kind."""
     if want[0] == "rank":
         refuse(kind == "messages", f"{case}: you blame the messages, but ranks that wait for rank {want[1]} are in "
@@ -224,8 +272,14 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
         raise CheckFailed(f"{case}: you say that the ranks are late in turn, but almost all is lost to rank {want[1]}")
     if want[0] == "jitter":
         refuse(kind == "rank", f"{case}: you blame rank {rank}, but the ranks are late in turn, for about as long")
-        raise CheckFailed(f"{case}: you blame the messages. They are short once the last rank has come: the time is "
-                          "lost before that, to another rank in each step")
+        arrivals, waits = _arrivals(job), _communicates(job)
+        lost = sum(_lost(arrivals, lambda row: row[-1] - row[-2]))
+        messages = sum(step["backward"][1] - max(row) for step, row in zip(job["ranks"][0]["phases"], arrivals))
+        raise CheckFailed(
+            f"{case}: you blame the messages. Once the last rank has come they take {messages:.2f} s, and {lost:.2f} s "
+            f"are lost before that, to another rank in each step. Rank 0 is in communication for {waits[0]:.2f} s, but "
+            f"its wait for late ranks is part of that; the messages of all ranks, {len(waits) * messages:.2f} s, are "
+            "under way side by side")
     refuse(kind == "rank", f"{case}: you blame rank {rank}, but nobody is late: all ranks come together, and then the "
            "messages take long")
     raise CheckFailed(f"{case}: you say that ranks are late in turn, but all come together, and then the messages take "
@@ -235,7 +289,7 @@ def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None]
 def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str, Any], case: str) -> float:
     """`got` must be how many seconds less a job takes once its fault, as in `diagnosis`, is mended; returns it."""
     ranks = job["ranks"]
-    arrivals = [list(row) for row in zip(*(one["called"] for one in ranks))]
+    arrivals = _arrivals(job)
     kind, rank, _ = fault
     name = f"{case}, in which {_WRONG[kind]}: what the remedy saves"
     if kind == "messages":
@@ -256,6 +310,8 @@ def saved(got: Any, fault: tuple[str, int | None, str | None], job: Mapping[str,
          "median of the ranks" + (". Where another is late too, the job still waits for that one" if rank is not None
                                   else ". Count what the others wait for one rank alone")),
         (want / len(arrivals), "this is for one step: add up all of them"),
+        (want / len(ranks), "this is divided by the number of ranks. They wait side by side, and all are done earlier "
+         "by the whole of it"),
         (want / job["wall_s"], "this is a share of the job: return seconds"),
         (job["wall_s"] - want, "this is how long the mended job takes: return what it saves"),
         (0.0, "nothing, you say. But whoever comes last makes all others wait"),
@@ -270,67 +326,26 @@ def _saved_by_hiding(ranks: Sequence[Mapping[str, Any]], arrivals: Arrivals) -> 
     messages = [end - last for _, end, last in spans]
     hidden = [min(end - last, last - start) for start, end, last in spans]
     lost = sum(_lost(arrivals, lambda row: row[-1] - row[-2]))
+    smaller = "Take the smaller of the two in each step, then add up"
     return Formula(sum(hidden), [
         (sum(messages), "this is all the time of the messages. They can hide only behind what is computed: in each "
-         "step no more than the backward takes until the last rank calls"),
+         "step no more than the backward takes until the last rank calls. (By the clock backward includes the wait and "
+         f"the messages.) {smaller}"),
         (sum(last - start for start, _, last in spans), "this is what could hide the messages: where they are shorter, "
-         "no more than they take is saved"),
+         f"no more than they take is saved. {smaller}"),
         (sum(end - start for start, end, _ in spans), "this is all of backward, and the computing in it stays"),
         (lost, "this is what is lost to late ranks. Here the messages take long, once all have come"),
-        (sum(min(end - min(row), min(row) - start) for (start, end, _), row in zip(spans, arrivals)),
-         "you count from when the *first* rank calls: the messages begin when the last has"),
+        *((value, "you count from when the *first* rank calls: the messages begin when the last has") for value in (
+            sum(min(end - min(row), min(row) - start) for (start, end, _), row in zip(spans, arrivals)),
+            sum(min(end - min(row), last - start) for (start, end, last), row in zip(spans, arrivals)),
+            sum(end - min(row) for (_, end, _), row in zip(spans, arrivals)))),
+        *((sum(min(end - last, row[rank] - own["phases"][step]["backward"][0])
+               for step, ((_, end, last), row) in enumerate(zip(spans, arrivals))),
+           f"you take what rank {rank} computed in backward, in every step. The messages wait for the rank that came "
+           "last, in most steps another one") for rank, own in enumerate(ranks)),
+        *((sum(min(step["backward"][1] - called, called - step["backward"][0])
+               for step, called in zip(own["phases"], own["called"])),
+           f"you take rank {rank} alone, and its wait for later ranks counts as messages. In each step the rank that "
+           "came last decides") for rank, own in enumerate(ranks)),
         (sum(hidden) / len(arrivals), "this is the mean over the steps: add them up"),
     ])
-
-
-def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str) -> int:
-    """`events` of a loader and a trainer, ("load" | "loaded" | "train" | "trained", batch), in order: each load must
-    begin before the batch before it has been trained on, no earlier than one batch ahead, and in another thread: who
-    loads first and then yields is refused if that is so for all batches. Returns the number of events."""
-    trained = [batch for what, batch in events if what == "train"]
-    require(trained == list(range(num_batches)), f"{case}: the batches that were trained on are {trained}, not "
-            f"{list(range(num_batches))}: every one of them, once, in order")
-    at = {event: place for place, event in enumerate(events)}
-    for batch in range(1, num_batches):
-        require(("load", batch) in at and at["load", batch] < at["trained", batch - 1],
-                f"{case}: batch {batch} is loaded only after batch {batch - 1} has been trained on, so the two add up. "
-                "Have another thread load it in the meantime")
-    late = all(at.get(("loaded", batch), len(at)) < at["train", batch - 1] for batch in range(1, num_batches))
-    refuse(late, f"{case}: the caller gets each batch only when the next one has been loaded, so the two add up. Start "
-           "the load in another thread, and yield while it runs")
-    most = sum(at["load", batch] < at["trained", 0] for batch in range(1, num_batches))
-    beside = ("A queue with one place holds one, and the thread that waits for a place holds another." if most == 2 else
-              f"While the first batch is in use, {most} more are loaded or begun.")
-    for batch in range(2, num_batches):
-        require(at["load", batch] > at["trained", batch - 2],
-                f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
-                f"the caller has not asked for. {beside} Begin a load only when the caller takes the batch before it, "
-                "as a thread for each load does")
-    return len(events)
-
-
-def ended(batches: Any) -> Iterator[Any]:
-    """The batches of a generator, which must end by itself: CheckFailed for what is none, and for a StopIteration that
-    comes out of it as an error."""
-    require(hasattr(batches, "__iter__"), f"ahead returns {'nothing' if batches is None else repr(batches)}: write a "
-            "generator, with yield")
-    try:
-        yield from batches
-    except RuntimeError as error:
-        refuse(isinstance(error.__cause__, StopIteration), "after the last batch, next(batches) raises StopIteration "
-               "inside your generator, where Python makes it a RuntimeError: catch it there and return, or write "
-               "next(batches, end) and return once you get `end`")
-        raise
-
-
-def before_error(got: Sequence[int], after: int) -> int:
-    """The batches that came before an error of the loader must be all that it had given; returns how many."""
-    require(list(got) == list(range(after)), f"the loader gives {after} batches and then raises an error, and you "
-            f"yield {list(got)} before you raise it")
-    return len(got)
-
-
-def error_lost(got: Sequence[Any], after: int) -> None:
-    """Raise CheckFailed for a loader's error that did not come out."""
-    raise CheckFailed(f"the loader raises OSError after {after} batches, and your generator ends after {len(got)} as "
-                      "if all were well: keep what the thread catches, and raise it in the generator")
