@@ -56,6 +56,8 @@ PUSHES = {  # what all pushes together have done
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
     "unknown": "the change of the parameters is not a sum of the pushes. {why}"}
+UNSEEN = ("push must go through read, work and write, and hold self.lock meanwhile: the parameters are changed past these, "
+          "and without the lock, so two pushes at the same time may lose one")
 Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
 
 
@@ -266,7 +268,17 @@ def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float,
     """
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
     found.require_right(PUSHES, why=_why_lost(pushes, made, len(gradients)), num_lost=len(found.absent_from()))
+    refuse(_unseen(pushes, len(gradients)), UNSEEN)
     return magnitude(after)
+
+
+def _unseen(pushes: Sequence[Notes], num_workers: int) -> bool:
+    """Whether a push goes past `read` or `write` where no push takes the server's lock either.
+
+    Nothing made such pushes meet, so that none was lost says nothing. A thread may serve several of them.
+    """
+    seen = [sum(push.count(name) for push in pushes) for name in ("read", "write")]
+    return min(seen) < num_workers and not any("acquire" in push for push in pushes)
 
 
 def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
@@ -277,6 +289,7 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     between = notes[notes.index("read"):notes.index("write")] if {"read", "write"} <= {*notes} else []
     locked = {"acquire" in push for push in pushes if "read" in push}
     return likeliest(
+        (_unseen(pushes, num_workers) and not taken, UNSEEN[0].upper() + UNSEEN[1:]),
         (locked == {True, False}, "One push takes self.lock while another reads and writes without it: a push that "
          "finds the lock taken must wait for it, as `with self.lock:` does"),
         (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: a push that "
