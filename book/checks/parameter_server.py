@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magni
 from book.launch import HangError, LaunchError
 from book.tap.place import is_learners, outwards
 from book.waiting.hang import Standing
-from book.words import listed
+from book.words import joined, listed
 
 STEP = {  # the step of a synchronous round
     "nothing": "round {round}: the last push has come, but the parameters have not changed: make the step before you "
@@ -56,8 +56,8 @@ PUSHES = {  # what all pushes together have done
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
     "unknown": "the change of the parameters is not a sum of the pushes. {why}"}
-UNSEEN = ("push must go through read, work and write, and hold self.lock meanwhile: the parameters are changed past these, "
-          "and without the lock, so two pushes at the same time may lose one")
+UNSEEN = ("push must go through read, work and write, and hold self.lock meanwhile: the parameters are changed past "
+          "these, and without the lock, so two pushes at the same time may lose one")
 Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
 
 
@@ -81,8 +81,9 @@ def answered_together(done: Sequence[bool], num_workers: int, number: int) -> No
                               ", whichever worker sends it. When a round is full, do you make a new future, clear what "
                               "was pushed, and start the count again?"))
     waiting = [push + 1 for push, known in enumerate(done) if not known]
-    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but push "
-            f"{listed(waiting)} has no answer: answer all pushes of the round when the last one comes")
+    have = f"push {listed(waiting)} has" if len(waiting) < 2 else f"pushes {joined(waiting)} have"
+    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but {have} no "
+            "answer: answer all pushes of the round when the last one comes")
 
 
 def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: int) -> None:
@@ -140,6 +141,8 @@ def server_failure(error: LaunchError) -> str:
     said = re.search(r"CheckFailed: ([^\n]+)", message)  # over RPC, errors come as text
     own_call = isinstance(error, HangError) and any(map(_calls_itself, error.hang.ranks))
     return said[1] if said else likeliest(
+        ("ZeroDivisionError" in message, "the step is divided by a staleness of 0: a gradient that is not stale takes "
+         f"the whole of lr\n{message}"),
         (own_call, "a server calls itself and waits for the answer, but the only thread that could give it is the one "
          f"that waits.\n{message}"),
         (stands_still(error), "the server stands still: a thread that waits inside a method serves nobody "
@@ -217,6 +220,13 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     if number < 3:  # a later step may be divided by what earlier pushes left
         mistakes["one too many"] = 1 / (staleness + 1)
     found.require_right(LATE, mistakes, number=number, staleness=staleness)
+
+
+def of_one_moment(answers: Sequence[Any], states: Mapping[int, Sequence[Any]]) -> None:
+    """Each answer's version and parameters must belong together; `states` are what parameters a version may have."""
+    for _, version, parameters in answers:
+        require(any(agree(parameters, each) for each in states.get(int(version), ())), f"an answer says version "
+                f"{version}, but the parameters that come with it are another version's: read both under the same lock")
 
 
 # Servers that ask each other
