@@ -71,6 +71,14 @@ def is_future(answer: Any) -> None:
             "return a torch.futures.Future, and set its result later")
 
 
+def give_up(push: Any) -> None:
+    """The future of what a push returns fails, because the push has been in its method for seconds."""
+    if not push.done():
+        push.set_exception(CheckFailed("the server stands still: a thread that waits inside a method serves nobody "
+                                       "else. push_and_pull has not returned after some seconds: return a future at "
+                                       "once, and set its result when the worker may go on"))
+
+
 def answered_together(done: Sequence[bool], num_workers: int, number: int) -> None:
     """All pushes of round `number` must be answered when its last one comes; `done` is about those that came so far."""
     come = len(done)
@@ -147,6 +155,8 @@ def server_failure(error: LaunchError) -> str:
          f"that waits.\n{message}"),
         (stands_still(error), "the server stands still: a thread that waits inside a method serves nobody "
          f"else, and the call that it waits for needs a thread, or a lock, too.\n{message}"),
+        (bool(re.search(r"Error on Node \d+: *(\n|$)", message)), "lookup returned None: return the future\n"
+         f"{message}"),
         ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
          "a method under @rpc.functions.async_execution returned something other than a torch.futures.Future: return "
          f"the future itself, and do not wait for it\n{message}"),
