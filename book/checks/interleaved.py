@@ -139,7 +139,8 @@ def as_if_in_turn(make: Callable[[], Any], calls: Sequence[Callable[[Any], Any]]
                   seen: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> None:
     """Two calls at the same time must leave the same state as one after the other, in either order.
 
-    `seen(server, results)` lists what is to be compared: tensors, numbers, and None for what is missing.
+    `seen(server, results)` lists what is to be compared: tensors, numbers, and None for what is missing. What must hold
+    in any case it may check itself.
     """
     in_turn = []
     for order in ((0, 1), (1, 0)):
@@ -163,6 +164,8 @@ def _why_not(met: Encounter, in_turn: Sequence[Sequence[Any]], seen: Callable[[A
             return f"one of them raises {_in_short(result)}"
     try:
         got = seen(met.server, met.results)
+    except CheckFailed as failed:
+        return str(failed)
     except Exception as error:  # the server is broken after the encounter
         return f"the next push raises {_in_short(error)}"
     if any(_alike(got, want) for want in in_turn):

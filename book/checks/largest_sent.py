@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, agree, dense, held, refuse, require
+from book.checks.verdict import CheckFailed, agree, dense, held, likeliest, refuse, require
+from book.launch import LaunchError
 
 Steps = Sequence[Sequence[np.ndarray]]  # tensors of each step, (N, n) each
 PAIR_BYTES = 16  # a number and its place
@@ -95,6 +96,9 @@ SLIPS = (
     (Sending(pick=lambda owing, gradient, k: _most(owing, k)),
      "the largest by value were sent: a gradient of -5 says more than one of 1, so choose by magnitude"),
     (Sending(pick=lambda owing, gradient, k: _most(-np.abs(owing), k)), "the smallest were sent: choose the largest"),
+    (Sending(value=lambda owing, gradient: np.abs(owing),
+             rest=lambda owing, gradient, sent, result: np.where(sent != 0, 0, owing)),
+     "the magnitudes were sent, without their signs: take the numbers themselves at the chosen places"),
     (Sending(together=True),
      "the largest of all tensors together were sent: each tensor sends a share of its own numbers"),
     (Sending(count=lambda share, length, total: rounded_down(share, total)),
@@ -146,6 +150,17 @@ SLIPS = (
 )
 
 
+def failure(error: LaunchError) -> str:
+    """The error of ranks that gather; an explanation if an output does not fit."""
+    message = str(error)
+    return likeliest(
+        ("invalid tensor size at index" in message, "the output of all_gather_into_tensor has the wrong length: it "
+         f"holds the k numbers of each rank, so N * k for N ranks\n{message}"),
+        ("invalid tensor type at index" in message, "the output of all_gather_into_tensor has another dtype than its "
+         f"input: float64 for numbers, int64 for places\n{message}"),
+        (True, message))
+
+
 def only_largest(run: Sequence[Any], calls: Sequence[Sequence[int]], gradients: Sequence[Sequence[Sequence[Any]]],
                  share: float) -> list[list[np.ndarray]]:
     """Each rank must get the mean of what all have sent: the largest numbers of its gradient and of what it owes.
@@ -163,7 +178,7 @@ def only_largest(run: Sequence[Any], calls: Sequence[Sequence[int]], gradients: 
             for rank in range(len(run)):
                 if not agree(got[rank][step][place], want[step][place][rank]):
                     raise CheckFailed(f"rank {rank}, step {step + 1}, tensor {place}: "
-                                      + _why(got, steps, share, rank, step, place))
+                                      + _why(got, steps, gradients[0][0], share, rank, step, place))
     _traffic(calls, steps, share)
     return [[one[0] for one in step] for step in want]
 
@@ -176,11 +191,20 @@ def _given(rank: int, step: int, found: Any, given: Sequence[Any]) -> list[np.nd
             for place, (one, like) in enumerate(zip(found, given))]
 
 
-def _why(got: Sequence[Sequence[Sequence[np.ndarray]]], steps: Steps, share: float, rank: int, step: int,
-         place: int) -> str:
+def _of_rows(tensors: Sequence[Any], share: float, place: int) -> tuple[Sending, str]:
+    """The slip of a k that is a share of a tensor's first dimension; its sentence is about the tensor at `place`."""
+    rows = {dense(one).size: len(dense(one)) for one in tensors}
+    length = dense(tensors[place]).size
+    return Sending(count=lambda share, length, total: rounded_down(share, rows[length])), (
+        f"k is a share of the first dimension, as len gives it: of this tensor's {length} numbers k should be "
+        f"{rounded_down(share, length)}, so take numel()")
+
+
+def _why(got: Sequence[Sequence[Sequence[np.ndarray]]], steps: Steps, tensors: Sequence[Any], share: float, rank: int,
+         step: int, place: int) -> str:
     """The sentence of the slip that explains all steps of all ranks; if there is none, that of one for this tensor."""
     here = ""
-    for way, said in SLIPS:
+    for way, said in (*SLIPS, _of_rows(tensors, share, place)):
         found = way.results(steps, share)
         if all(agree(got[r][s][t], found[s][t][r]) for r in range(len(got)) for s in range(len(steps))
                for t in range(len(steps[0]))):

@@ -21,6 +21,7 @@ class Noted(NamedTuple):
     `given` are the gradients that it got, `used` those with which its inner steps were made, None where there was none.
     `meant` is where the inner steps would have ended by an optimizer that nobody but the check can reach.
     `last` is where its parameter is in the end, `num_with_graph` how many tensors it returned with autograd's graph.
+    `others` says of each gradient whether it was asked for with a Parameter that is not the one that it was given.
     """
 
     history: Any
@@ -32,6 +33,7 @@ class Noted(NamedTuple):
     remembered: Sequence[int]
     last: Any
     num_with_graph: int = 0
+    others: Sequence[bool] = ()
 
 
 class Outer(NamedTuple):
@@ -46,7 +48,7 @@ class Outer(NamedTuple):
 def num_with_graph(history: Any) -> int:
     """How many tensors hold the graph of what led to them; counted in the rank, since none travels with it."""
     given = history if isinstance(history, (list, tuple)) else []
-    return sum(bool(getattr(one, "requires_grad", False)) for one in given)
+    return sum(getattr(one, "grad_fn", None) is not None for one in given)
 
 
 def trained_rarely(run: Sequence[Noted], calls: Sequence[Sequence[int]], start: Any, outer: Outer) -> np.ndarray:
@@ -63,6 +65,7 @@ def trained_rarely(run: Sequence[Noted], calls: Sequence[Sequence[int]], start: 
     ends = np.stack([[dense(place) for place in noted.ended] for noted in run])[:, outer.every - 1::outer.every]
     agreed = np.stack([first, *found[0]])
     for number in range(outer.num_rounds):
+        _before_exchange(run, found, ends, number, outer)
         _outer_step(found, ends, agreed, number, outer)
         if number:
             _put_back(run, agreed[number], number, outer)
@@ -93,6 +96,9 @@ def _inner_steps(rank: int, noted: Noted, outer: Outer) -> None:
 def _inner_step(rank: int, noted: Noted, step: int, outer: Outer) -> None:
     """A step must begin where the one before it in its round has ended, and take its own gradient."""
     began, where = step - step % outer.every, f"rank {rank}, inner step {step + 1}: "
+    other = any(noted.others[step:step + 1])
+    refuse(other and not agree(noted.used[step], noted.given[step]), where + "you train a new parameter; the inner "
+           "optimizer still steps the one that you were given. Copy the new numbers into that one")
     if step > began and not agree(noted.asked[step], noted.ended[step - 1]):
         raise CheckFailed(where + "its gradient is not that of where the step before has ended: " + likeliest(
             (agree(noted.asked[step], noted.asked[began]), "gradient gets what was agreed on in every step of the "
@@ -148,6 +154,16 @@ def _outer_step(found: Sequence[Sequence[np.ndarray]], ends: np.ndarray, agreed:
             raise CheckFailed(f"rank {rank}, round {number + 1}: " + next(iter(lasting + later[0]), "this is not the "
                               "outer step: w less lr (delta + momentum * u), where delta is the mean of what the ranks "
                               "have travelled, and u = momentum * u + delta"))
+
+
+def _before_exchange(run: Sequence[Noted], found: Sequence[Sequence[np.ndarray]], ends: np.ndarray,
+                     number: int, outer: Outer) -> None:
+    """What is returned for round `number`, from 0, must not be the rank's own weights if it goes on from others."""
+    for rank, noted in enumerate(run):
+        after = [*noted.asked[(number + 1) * outer.every:], noted.last][0]
+        refuse(agree(found[rank][number], ends[rank, number]) and not agree(after, ends[rank, number]),
+               f"rank {rank}: what it returns for round {number + 1} are its own weights, from before the exchange: "
+               "keep what was agreed on, which you put into the parameter")
 
 
 def _deltas(ends: np.ndarray, agreed: np.ndarray, number: int) -> np.ndarray:

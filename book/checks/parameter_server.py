@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magni
 from book.launch import HangError, LaunchError
 from book.tap.place import is_learners, outwards
 from book.waiting.hang import Standing
-from book.words import listed
+from book.words import joined, listed
 
 STEP = {  # the step of a synchronous round
     "nothing": "round {round}: the last push has come, but the parameters have not changed: make the step before you "
@@ -56,6 +56,8 @@ PUSHES = {  # what all pushes together have done
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
     "unknown": "the change of the parameters is not a sum of the pushes. {why}"}
+UNSEEN = ("push must go through read, work and write, and hold self.lock meanwhile: the parameters are changed past "
+          "these, and without the lock, so two pushes at the same time may lose one")
 Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
 
 
@@ -69,6 +71,14 @@ def is_future(answer: Any) -> None:
             "return a torch.futures.Future, and set its result later")
 
 
+def give_up(push: Any) -> None:
+    """The future of what a push returns fails, because the push has been in its method for seconds."""
+    if not push.done():
+        push.set_exception(CheckFailed("the server stands still: a thread that waits inside a method serves nobody "
+                                       "else. push_and_pull has not returned after some seconds: return a future at "
+                                       "once, and set its result when the worker may go on"))
+
+
 def answered_together(done: Sequence[bool], num_workers: int, number: int) -> None:
     """All pushes of round `number` must be answered when its last one comes; `done` is about those that came so far."""
     come = len(done)
@@ -79,8 +89,9 @@ def answered_together(done: Sequence[bool], num_workers: int, number: int) -> No
                               ", whichever worker sends it. When a round is full, do you make a new future, clear what "
                               "was pushed, and start the count again?"))
     waiting = [push + 1 for push, known in enumerate(done) if not known]
-    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but push "
-            f"{listed(waiting)} has no answer: answer all pushes of the round when the last one comes")
+    have = f"push {listed(waiting)} has" if len(waiting) < 2 else f"pushes {joined(waiting)} have"
+    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but {have} no "
+            "answer: answer all pushes of the round when the last one comes")
 
 
 def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: int) -> None:
@@ -138,10 +149,14 @@ def server_failure(error: LaunchError) -> str:
     said = re.search(r"CheckFailed: ([^\n]+)", message)  # over RPC, errors come as text
     own_call = isinstance(error, HangError) and any(map(_calls_itself, error.hang.ranks))
     return said[1] if said else likeliest(
+        ("ZeroDivisionError" in message, "the step is divided by a staleness of 0: a gradient that is not stale takes "
+         f"the whole of lr\n{message}"),
         (own_call, "a server calls itself and waits for the answer, but the only thread that could give it is the one "
          f"that waits.\n{message}"),
         (stands_still(error), "the server stands still: a thread that waits inside a method serves nobody "
          f"else, and the call that it waits for needs a thread, or a lock, too.\n{message}"),
+        (bool(re.search(r"Error on Node \d+: *(\n|$)", message)), "lookup returned None: return the future\n"
+         f"{message}"),
         ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
          "a method under @rpc.functions.async_execution returned something other than a torch.futures.Future: return "
          f"the future itself, and do not wait for it\n{message}"),
@@ -217,6 +232,13 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     found.require_right(LATE, mistakes, number=number, staleness=staleness)
 
 
+def of_one_moment(answers: Sequence[Any], states: Mapping[int, Sequence[Any]]) -> None:
+    """Each answer's version and parameters must belong together; `states` are what parameters a version may have."""
+    for _, version, parameters in answers:
+        require(any(agree(parameters, each) for each in states.get(int(version), ())), f"an answer says version "
+                f"{version}, but the parameters that come with it are another version's: read both under the same lock")
+
+
 # Servers that ask each other
 
 def looked_up(got: Any, table: Any, keys: Sequence[int], place: int, num_servers: int) -> float:
@@ -266,7 +288,17 @@ def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float,
     """
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
     found.require_right(PUSHES, why=_why_lost(pushes, made, len(gradients)), num_lost=len(found.absent_from()))
+    refuse(_unseen(pushes, len(gradients)), UNSEEN)
     return magnitude(after)
+
+
+def _unseen(pushes: Sequence[Notes], num_workers: int) -> bool:
+    """Whether a push goes past `read` or `write` where no push takes the server's lock either.
+
+    Nothing made such pushes meet, so that none was lost says nothing. A thread may serve several of them.
+    """
+    seen = [sum(push.count(name) for push in pushes) for name in ("read", "write")]
+    return min(seen) < num_workers and not any("acquire" in push for push in pushes)
 
 
 def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
@@ -277,6 +309,7 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     between = notes[notes.index("read"):notes.index("write")] if {"read", "write"} <= {*notes} else []
     locked = {"acquire" in push for push in pushes if "read" in push}
     return likeliest(
+        (_unseen(pushes, num_workers) and not taken, UNSEEN[0].upper() + UNSEEN[1:]),
         (locked == {True, False}, "One push takes self.lock while another reads and writes without it: a push that "
          "finds the lock taken must wait for it, as `with self.lock:` does"),
         (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: a push that "
