@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from book.authoring.sphinx_ext import REGISTRY, copy_widgets, point_launch_buttons, published, to_mathml
+from book.authoring.formulas import to_mathml
+from book.authoring.sphinx_ext import REGISTRY, copy_widgets, point_launch_buttons, published
 from book.grading.lab import marks, read_lab
 from book.grading.release import release_all, released
 from book.widgets.registry import WIDGETS, needed
