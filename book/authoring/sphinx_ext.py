@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the math renderer and the hooks with Sphinx."""
+    """Register the settings, the parts and the hooks with Sphinx."""
     app.add_config_value("widget_files", "", "html", str)
     app.add_config_value("lab_solutions", os.environ.get("SOLUTIONS", "1") != "0", "env", bool)
     for beside in ("citations", "formulas", "landing", "symbols", "wayfinding"):

@@ -16,8 +16,8 @@ const { max, floor, log10 } = Math;
 const TICKS = 1e5; // in a run's duration
 
 let hatches = 0;
-/** The first text that has room at 11 px: long ones first. A single digit may come nearer to its block's edges. */
-const fit = (texts, room) => texts.find(text => text.length * 6.3 - (text.length === 1) <= room);
+/** The first text that has room at 11 px: long ones first. */
+const fit = (texts, room) => texts.find(text => text.length * 6.3 <= room);
 
 /** Draw rows of blocks, { y, h, blocks }; returns the layers, where a tick is, and set(t). */
 function lanes(parent, { W, H, left, perTick, rows, name }) {
