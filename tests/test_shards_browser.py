@@ -115,6 +115,18 @@ def test_a_block_says_what_it_is(show: Callable) -> None:
         "Y on rank 1 = X A: all 24 rows, all 48 columns of 24×48, 9.22 kB; 1 of 2 terms, of part 1.")
 
 
+def test_the_line_below_says_what_is_drawn_while_a_step_plays(show: Callable) -> None:
+    page = show(product("by rows"))
+    page.evaluate("""() => { window.seen = []; window.wrong = []; new MutationObserver(() => {
+        const line = document.querySelector('.lk-detail').textContent; seen.push(line);
+        const cells = [...document.querySelectorAll('.lk-cell')].map(g => g.ariaLabel);
+        if (!cells.includes(line)) wrong.push(line) }).observe(document.body,
+        {subtree: true, attributes: true, childList: true}) }""")
+    press(page, "ArrowRight")
+    until(page, step=1, playing="false")
+    assert page.evaluate("new Set(seen).size") > 1 and page.evaluate("wrong") == []
+
+
 def test_a_doubled_bias_is_in_its_words(show: Callable) -> None:
     page = show(product("bias"))
     press(page, "End")

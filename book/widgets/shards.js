@@ -150,6 +150,7 @@ function stage(view, W) {
     for (const { g, x, from, to } of ghosts) {
       g.setAttribute("transform", `translate(${x},${(from + (to - from) * ease(f)).toFixed(1)})`);
     }
+    return done;
   };
 }
 
@@ -257,7 +258,7 @@ const kind = {
     return run.figures.map(pair => pair.map(joined));
   },
   /** The place that is pointed at, or that the step works on. */
-  after({ run, picked, detail }, k, now) {
+  after({ run, picked, detail, shown: now }, k) {
     const last = run.stops[k].busy.at(-1);
     const cell =
       picked ??
