@@ -16,7 +16,7 @@ const { max, floor, log10 } = Math;
 const TICKS = 1e5; // in a run's duration
 
 let hatches = 0;
-/** The first text that has room at 11 px: long ones first. A single digit may be smaller. */
+/** The first text that has room at 11 px: long ones first. A single digit may come nearer to its block's edges. */
 const fit = (texts, room) => texts.find(text => text.length * 6.3 - (text.length === 1) <= room);
 
 /** Draw rows of blocks, { y, h, blocks }; returns the layers, where a tick is, and set(t). */
@@ -55,10 +55,7 @@ function drawBlock(layer, { a, b, c, key, lines, kind = "", look = "", marks = 0
   const texts = lines.map(list => fit(list, w - pad)).filter(Boolean);
   const top = y + h / 2 + 10 - 6 * texts.length;
   for (let i = 0; i < marks; i++) make("path", g, { d: `M${x(a) + 2} ${y + 2.5 + 2.5 * i}h${max(0, w - 4)}` });
-  const style = w < 10 ? "font-size:8.5px" : "";
-  texts.forEach((text, i) => {
-    make("text", g, { x: x(a) + w / 2, y: top + 12 * i - (w < 10), "text-anchor": "middle", style }, text);
-  });
+  texts.forEach((text, i) => make("text", g, { x: x(a) + w / 2, y: top + 12 * i, "text-anchor": "middle" }, text));
 }
 
 /** Frame the blocks that have this key. */

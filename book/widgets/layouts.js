@@ -148,7 +148,7 @@ function band(parent, title, keys) {
   const texts = keys.map(key => {
     const one = make("span", words);
     make("i", one, paint(key));
-    return make("em", one, { style: "font-style:normal" });
+    return make("span", one);
   });
   return (whole, values, shown, text) => {
     head.textContent = `${title}: ${text}`;

@@ -67,7 +67,7 @@ function write(parent, x, y, text, anchor = "start", look = "tiny") {
 // # stage: for each rank a lane of its actions, and a strip of what it keeps
 function plan({ n, step_s }, W, total_s, tight) {
   const small = tight || n > 4;
-  const left = tight ? (W < 560 ? 72 : 108) : W < 560 ? 66 : 84; // a tally of a race may be "11/11"
+  const left = W < 560 ? 72 : tight ? 108 : 84; // a tally of a race may be "11/11"
   const [lane, strip, gap] = tight ? [16, 0, 4] : small ? [20, 12, 13] : [30, 14, 22];
   const each = lane + strip + gap;
   const y = 6 + n * each;
