@@ -95,12 +95,13 @@ class Hosts:
         command = ["ip", "netns", "exec", self._switch, sys.executable, "-c", TAKES_ALL, STORAGE, str(PORT)]
         taking = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
-            if taking.stdout is not None:
-                taking.stdout.readline()  # it listens
+            if taking.stdout is None or not taking.stdout.readline():  # a line once it listens
+                raise NoHosts(f"nothing listens on {STORAGE}:{PORT}")
             yield f"{STORAGE}:{PORT}"
         finally:
             taking.kill()
             taking.communicate()
+            _ip(self._switch, f"addr del {STORAGE}/24 dev bridge")
 
     @property
     def _switch(self) -> str:

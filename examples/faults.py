@@ -94,9 +94,10 @@ like yours. There are three kinds, and [a table](#messages-of-nccl-cuda-and-torc
 To look into a script of your own, start it with `lockstep run --ranks 4 train.py ARGS`. It starts the script,
 unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`: those of a hang once no rank has
 moved for `--hang-s` seconds (10), those of a result that is wrong when the job has ended. A call that `launch` refuses,
-such as a collective that differs between ranks, is told before it is made, and the script goes on. It refuses one
-call, as `launch` does: that with a tensor whose memory gloo would misread. When a rank fails, torchrun ends the others
-at once. So a rank that has read a file too early is told so only if another rank had begun to write that file by then.
+such as a collective that differs between ranks, is told before it is made, and the script goes on. `lockstep run`
+refuses one call only, as `launch` does: that with a tensor whose memory gloo would misread. When a rank fails, torchrun
+ends the others at once. So a rank that has read a file too early is told so only if another rank had begun to write
+that file by then.
 
 On several hosts, start torchrun on each yourself, with `-m book.job` before the script:
 `torchrun --nnodes 2 … -m book.job train.py ARGS`. `LOCKSTEP_HANG_S=60` in the environment sets the limit. The hosts

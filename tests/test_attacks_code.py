@@ -35,7 +35,7 @@ WHY = "an exercise that the book itself can answer is answered by it, unless the
 # What comes of these depends on the grader's user. What the others do, such as printing without end, does not.
 BY_USER = {"fork_bomb", "full_disks", "full_run_folder", "kill_all", "memory_many", "orphan"}
 ENDLESS = {"displays", "flood", "fork_bomb", "hangs"}  # a time limit alone ends these, and then once more
-# Filling disks takes seconds on a loaded machine. What is endless uses all that it gets, and answers exercise 2.
+# Filling disks takes seconds on a loaded machine. Endless attacks stand in exercise 2, whose limit is short.
 ALLOWANCES_S = {1: 12, 2: 5}
 KINDS = ("json", "html", "gradescope.json")
 LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}

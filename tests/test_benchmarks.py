@@ -86,10 +86,12 @@ def test_a_program_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_watched_job_and_a_plain_one_run_the_same_steps_by_turns() -> None:
-    found = watched.measure(**{**watched.QUICK, "num_pairs": 2})
-    assert [row[0] for row in found.tables[0].rows] == ["a step of FSDP2 with layers of 32 × 32"]
-    assert len(found.claims) == 1
+def test_a_watched_job_and_a_plain_one_run_the_same_steps_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = watched.time_pairs("FSDP2", 32, 2)
+    assert len(pairs) == 2 and all(seconds > 0 for pair in pairs for seconds in pair)
+    monkeypatch.setitem(watched.STARTS, watched.WATCHED, watched.STARTS[watched.PLAIN])
+    with pytest.raises(Unavailable, match="one has to be watched and one plain"):
+        watched.time_pairs("DDP", 32, 1)
 
 
 @pytest.mark.slow

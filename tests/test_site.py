@@ -224,6 +224,8 @@ def test_a_number_keeps_its_percent_sign_and_sentences_in_tables_their_room(site
 
 @pytest.mark.parametrize(("latex", "holds"), [
     (r"3.6 \cdot 1{,}678", "<mn>1,678</mn>"), (r"1, 2", "<mn>1</mn><mo>"), (r"-\infty", "<mi>&#x0221E;</mi>"),
+    (r"\log^2 n", "<msup><mi>log</mi><mn>2</mn></msup>"), ("[x]-1", "<mo>&#x02212;</mo><mn>1"),
+    (r"\{x\}-1", "<mo>&#x02212;</mo><mn>1"), ("n!-1", "<mo>&#x02212;</mo><mn>1"), (r"a\|-1", "<mo>&#x02212;</mo><mn>1"),
     (r"a = -b", '<mo form="prefix">&#x02212;</mo><mi>b</mi>'), ("(a)-b", "<mo>&#x02212;</mo><mi>b</mi>"),
     (r"2\sin\frac12", '<mn>2</mn><mspace width="0.167em" /><mi>sin</mi><mspace width="0.167em" /><mfrac>'),
     (r"N\log_2 N", '</mi><mspace width="0.167em" /><msub><mi>log</mi><mn>2</mn></msub><mspace width="0.167em" /><mi>')])

@@ -1,4 +1,4 @@
-"""Steps of training, as many as a connection asks for, and their CPU seconds: PORT WHO KIND WIDTH."""
+"""Steps of training, as many as a connection asks for, and their CPU seconds: PORT KIND WIDTH."""
 import socket
 import sys
 import time
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-PORT, WHO, KIND, WIDTH = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+PORT, KIND, WIDTH = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 NUM_LAYERS, BATCH = 8, 64
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -24,7 +24,7 @@ else:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 x, y = torch.randn(2, BATCH, WIDTH)
 with socket.create_connection(("127.0.0.1", PORT)) as connection, connection.makefile("rw") as asked:
-    print(WHO, file=asked, flush=True)
+    print("watched" if "book.tap" in sys.modules else "plain", file=asked, flush=True)
     for line in asked:
         since_s = time.process_time()
         for _ in range(int(line)):

@@ -44,13 +44,15 @@ def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
 
 # What latex2mathml writes and browsers set too wide or too tight, and what stands there instead: the comma of thousands
 # is a part of its number, infinity is no operator, a minus after an operator is a sign, and a function has thin spaces.
+ENDS = ("&#x00029;", "&#x0007D;", "&#x0007C;", "&#x02016;", "&#x00021;", "]", "!")  # behind these a minus is no sign
+CLOSED = "".join(f"(?<!{end}</mo>)" for end in ENDS)
+ALONE = "(?<!<msub>)(?<!<msup>)(?<!<msubsup>)"
 FUNCTION = "<mi>(?:sin|cos|exp|log|ln)</mi>"
 SPACES = ((re.compile(r"</mn><mrow><mo>&#x0002C;</mo></mrow><mn>(?=\d{3})"), ","),
           (re.compile(r"<mo>&#x0221E;</mo>"), "<mi>&#x0221E;</mi>"),
-          (re.compile(r"(?<=</mo>)(?<!&#x00029;</mo>)(?<!&#x0007C;</mo>)<mo>&#x02212;</mo>"),
-           '<mo form="prefix">&#x02212;</mo>'),
+          (re.compile(rf"(?<=</mo>){CLOSED}<mo>&#x02212;</mo>"), '<mo form="prefix">&#x02212;</mo>'),
           (re.compile(rf"(?<=</m[in]>)(?=(?:<msub>)?{FUNCTION})"), '<mspace width="0.167em" />'),
-          (re.compile(rf"((?<!<msub>){FUNCTION}|<msub>{FUNCTION}<m[in]>\w+</m[in]></msub>)(?!<mo|<mspace|</)"),
+          (re.compile(rf"({ALONE}{FUNCTION}|<msub>{FUNCTION}<m[in]>\w+</m[in]></msub>)(?!<mo|<mspace|</)"),
            r'\1<mspace width="0.167em" />'))
 
 

@@ -1,6 +1,7 @@
 """L3: lab 13: batches that a thread loads ahead: when each is loaded, how the generator ends, which errors come out."""
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ def ended(batches: Any) -> Iterator[Any]:
             refuse(isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration), _NO_END.format(
                 where="your generator, where Python makes it a RuntimeError"))
             if error is not None:
-                if all(error is not one for one in stopped):  # a thread may pass its error on and raise it as well
+                if isinstance(error, (queue.Empty, LookupError)):  # nothing is there where a thread's batch should be
                     _explain_stop(stopped)
                 raise error
             yield batch

@@ -21,7 +21,7 @@ class Noted(NamedTuple):
     `given` are the gradients that it got, `used` those with which its inner steps were made, None where there was none.
     `meant` is where the inner steps would have ended by an optimizer that nobody but the check can reach.
     `last` is where its parameter is in the end, `num_with_graph` how many tensors it returned with autograd's graph.
-    `others` says of each gradient whether it was asked for with a Parameter that is not the one that it was given.
+    `others` says of each gradient whether the Parameter that it was asked for is another than the round was given.
     """
 
     history: Any

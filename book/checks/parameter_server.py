@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ def is_future(answer: Any) -> None:
 
 
 def give_up(push: Any) -> None:
-    """The future of what a push returns fails, because the push has been in its method for seconds."""
-    if not push.done():
+    """Stop waiting for what a push returns: it has been in its method for seconds."""
+    with suppress(RuntimeError):  # it is answered at this moment
         push.set_exception(CheckFailed("the server stands still: a thread that waits inside a method serves nobody "
                                        "else. push_and_pull has not returned after some seconds: return a future at "
                                        "once, and set its result when the worker may go on"))

@@ -25,7 +25,10 @@ def lost_seconds(got: Any, arrivals: Arrivals, case: str) -> list[float]:
     require(len(got) == num_ranks, f"{case}: there are {num_ranks} ranks, and you return {len(got)} numbers"
             + (". So many collectives there are: arrivals[c] is a collective, and has a moment for each rank"
                if len(got) == len(arrivals) else ""))
-    found = [float(value) for value in got]
+    try:
+        found = [float(value) for value in got]
+    except (TypeError, ValueError):
+        raise CheckFailed(f"{case}: return a number of seconds for each rank, not {got!r}") from None
     formula = Formula(_lost(arrivals, lambda row: row[-1] - row[-2]), [
         (_lost(arrivals, lambda row: row[-1] - row[0]),
          "you take how long the *first* rank waits. Until the last but one has come, the last is not alone to "
@@ -232,6 +235,9 @@ def diagnosis(got: Any, want: tuple[str, int | None, str | None], job: Mapping[s
     found = tuple(got) if isinstance(got, list) else got
     require(isinstance(found, tuple) and len(found) == 3 and found[0] in kinds, f"{case}: return (kind, rank, phase) "
             f"with a kind of {', '.join(map(repr, kinds))}, not {got!r}")
+    is_rank = type(found[1]) is int and 0 <= found[1] < len(job["ranks"])
+    require(found[0] != "rank" or is_rank, f"{case}: there is no rank {found[1]!r} among 0 to {len(job['ranks']) - 1}. "
+            "`lost` wants a row for each collective, and `called` is by rank and then by step")
     if found == want:
         return " ".join(str(part) for part in found if part is not None)
     kind, rank, phase = found
@@ -239,8 +245,6 @@ def diagnosis(got: Any, want: tuple[str, int | None, str | None], job: Mapping[s
         _explain_kind(kind, rank, want, job, case)
     waits = _communicates(job)
     require(kind == "rank", f"{case}: it is {kind}: return None for the rank and None for the phase")
-    require(rank in range(len(waits)), f"{case}: there is no rank {rank!r} among 0 to {len(waits) - 1}. `lost` wants a "
-            "row for each collective, and `called` is by rank and then by step")
     require(rank == want[1], f"{case}: you blame rank {rank}, " + (
         f"which waits longest: it is a victim of rank {want[1]}" if waits[rank] == max(waits) else
         f"but the others wait for rank {want[1]}"))

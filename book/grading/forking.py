@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _prepare_nbval(modules: Sequence[str]) -> None:
-    """Import and make what each run of nbval would: half of its CPU time."""
+    """Import and make what each run of nbval would, which is half of what such a run computes."""
     import nbformat
     import nbval.plugin
     from jupyter_client.provisioning import KernelProvisionerFactory

@@ -40,7 +40,7 @@ BOOK = Path(__file__).resolve().parents[1]
 FOUND = """
 from importlib.util import find_spec
 book = find_spec("book")
-if book and find_spec("torch"):
+if book and book.submodule_search_locations and find_spec("torch"):
     print(book.submodule_search_locations[0])
 """
 HOME, UID = "/home/student", 1000

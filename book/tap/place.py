@@ -96,7 +96,7 @@ MOST_CODE = 4096
 
 
 def place_in(frame: FrameType) -> Place:
-    """The line that a frame is in; 0 if it has none.
+    """The file and the line that a frame is in; line 0 if it has none.
 
     `f_lineno` reads a function's table of lines from its beginning, each time: in a loop of a hundred lines that takes
     longer than all else that is noted of a call.
