@@ -353,7 +353,7 @@ def test_a_block_says_what_it_is_to_a_pointer_a_finger_and_keys(browser: Any, tm
         tab.locator(".lockstep-player").focus()
         tab.keyboard.press("ArrowUp")
         assert "stream 7, 9.00 ms to 9.50 ms: copy, Memcpy DtoH" in detail.inner_text()
-        assert detail.get_attribute("aria-live") == "polite", "what a key asks for is read out, what a pointer passes not"
+        assert detail.get_attribute("aria-live") == "polite", "what a key asks for is read out"
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert {"computing", "communication", "copy", "host works", "host waits", "idle"} <= set(
             map(str.strip, tab.locator(".lk-key").inner_text().split("\n")))
