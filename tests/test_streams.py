@@ -224,12 +224,12 @@ def test_a_message_has_the_name_of_the_call_that_its_thread_is_in(tmp_path: Path
 
     sums = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)"
     events = [step(1, 0, 10_000), call("_all_gather_base", 0, 900), call("broadcast", 100, 100),
-              call("all_to_all", 400, 300, tid=8), call("all_to_all", 410, 300, pid=9),
-              *(launch_of(number, at) for number, at in enumerate((150, 500, 600, 950))),
+              call("all_to_all", 400, 300, tid=8), call("all_to_all", 410, 300, pid=9), call("send 0->1", 970, 20),
+              *(launch_of(number, at) for number, at in enumerate((150, 500, 600, 950, 980))),
               kernel(sums, 1000, 500, 12, 0), kernel(sums, 2000, 500, 12, 1), kernel(GEMM, 3000, 500, 7, 2),
-              kernel(sums, 4000, 500, 12, 3)]
+              kernel(sums, 4000, 500, 12, 3), kernel(sums, 5000, 500, 12, 4)]
     names = {lane.name: [block.name for block in lane.blocks] for lane in shown(tmp_path, events).lanes}
-    assert names["stream 12"] == ["broadcast", "all_gather", "AllReduce"]
+    assert names["stream 12"] == ["broadcast", "all_gather", "AllReduce", "send 0->1"]
     assert names["stream 7"] == ["cutlass_80_tensorop_s1688gemm_128x128"]
 
 
@@ -381,7 +381,7 @@ def test_the_chapter_tells_the_kept_step_and_where_it_is_from() -> None:
     [cpu] = [lane for lane in step.lanes if lane.name == "CPU"]
     works_s = sum(block.busy_s for block in cpu.blocks if gap.start_s < block.start_s and block.end_s < gap.end_s)
     assert f"operators and CUDA calls for {1e3 * works_s:.0f} ms" in told and gap.host == ""
-    assert f"For {1e3 * gap.said_s:.0f} ms, the trace has it in `{gap.said}`" in told
+    assert f"For {1e3 * gap.said_s:.0f} ms, the trace has the host in `{gap.said}`" in told
     exposed = [one.end_s - one.start_s for one in step.moments if one.name][-1:] + [
         one.end_s - one.start_s for one in step.moments if one.name == "all_to_all"][-1:]
     assert sum(exposed) > one.exposed_s / 2, "most of it is two messages'"
