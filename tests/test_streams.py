@@ -265,7 +265,7 @@ def test_long_names_of_lanes_are_cut_beside_them(tmp_path: Path) -> None:
     ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
     ("void at::native::(anonymous namespace)::fill<int, 2>(int)", "fill"), ("aten::addmm", "aten::addmm"),
     ("autograd::engine::evaluate_function: MmBackward", "MmBackward"),
-    ("<>", "<>"), ("x" * 60, "x" * 43 + "…")])
+    ("recv 0<-1", "recv 0<-1"), ("cutlass::Kernel(int)", "Kernel"), ("<>", "<>"), ("x" * 60, "x" * 43 + "…")])
 def test_names_are_short(name: str, short: str) -> None:
     assert short_kernel(name) == short
 

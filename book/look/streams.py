@@ -319,10 +319,10 @@ def _most(named: Iterable[tuple[str, float]]) -> str:
 def short_kernel(name: str) -> str:
     """A kernel's name without what its templates and namespaces say: "vectorized_elementwise_kernel", "AllReduce"."""
     text = short_name(name.replace("(anonymous namespace)::", "")).removeprefix("void ").removeprefix(BACKWARD)
-    head, _, inside = text.partition("<")
+    head, *inside = re.split(r"<(?!-)", text, maxsplit=1)  # "recv 0<-1" has no template
     head = head.partition("(")[0].rstrip()
     if "::" in head and head.rpartition("::")[2].lower() == "kernel":  # of CUTLASS, whose template says which
-        head = re.split(r"[<>,(]", inside)[0]
+        head = re.split(r"[<>,(]", inside[0])[0] if inside else head
     if not head.startswith(("aten::", "c10d::")):
         head = head.rpartition("::")[2]
     return _cut(head.strip() or name)
