@@ -703,10 +703,10 @@ LENGTHS_S = {"input": 0.002, "forward": 0.01, "backward": 0.02, "optimizer": 0.0
 
 def made_up(num_ranks: int, late: int | None = None, phase: str = "", by_s: float = 0.02, transfer_s: float = 0.001,
             jitter_s: float = 0.0, num_steps: int = 20, groups: tuple[tuple[int, ...], ...] = (),
-            last_out: int | None = None) -> list[Timeline]:
+            last_out: int | None = None, out_s: float | None = None) -> list[Timeline]:
     """A run of DDP: its two buckets end with backward, in each group in turn; a rank is slow in a phase.
 
-    Rank `last_out` gets its last message by `by_s` later than the others do.
+    Rank `last_out` gets its last message by `out_s`, which is `by_s` if not given, later than the others do.
     """
     draw, clocks = random.Random(1), [100.0] * num_ranks
     each_group = groups or (tuple(range(num_ranks)),)
@@ -732,7 +732,7 @@ def made_up(num_ranks: int, late: int | None = None, phase: str = "", by_s: floa
             for rank in members:
                 for bucket in (0, 1):
                     calls[rank].append((clocks[rank] - 0.01 * (1 - bucket), 0, number, 2 * step + bucket + 1))
-                clocks[rank] = end_s + by_s * (rank == last_out)
+                clocks[rank] = end_s + (by_s if out_s is None else out_s) * (rank == last_out)
                 phases[rank].append((begun[rank], clocks[rank], NAMES.index("backward")))
                 step_s = LENGTHS_S["optimizer"] + by_s * ((rank, phase) == (late, "optimizer"))
                 phases[rank].append((clocks[rank], clocks[rank] + step_s, NAMES.index("optimizer")))
@@ -772,7 +772,8 @@ def test_the_late_rank_and_its_phase(phase: str, num_ranks: int, late: int) -> N
 @pytest.mark.parametrize("options, cause, words", [
     ({}, NOBODY, "no rank is late: for 0% of the time"),
     ({"transfer_s": 0.04}, LINK, "the exchanges themselves take 50%"),
-    ({"last_out": 2}, LINK, "no rank is late: the exchanges themselves take 2%"),
+    ({"last_out": 2}, LINK, "no rank is late by its own time: for 32% of the time all others waited for rank 2, which "
+                            "the exchange before had released later: look at its link"),
     ({"last_out": 2, "transfer_s": 0.04}, LINK, "no rank is late: the exchanges themselves take"),
     ({"jitter_s": 0.06}, JITTER, "late is now one rank, now another"),
     ({"late": 1, "phase": "input", "by_s": 0.001}, NOBODY, "no rank is late: for 2% of the time"),
@@ -781,6 +782,31 @@ def test_a_run_without_a_late_rank(options: dict[str, Any], cause: str, words: s
     timelines = made_up(4, **options)
     found = arrivals_of(timelines)
     assert found is not None and found.cause == cause and words in "\n".join(timelines_told(timelines))
+
+
+@pytest.mark.parametrize("own_s, out_s, cause, words", [
+    (0.004, 0.016, LINK, "no rank is late by its own time: for 32% of the time all others waited for rank 2"),
+    (0.008, 0.012, RANK, "rank 2 is late: it came last to 19 of 19 exchanges")])
+def test_a_rank_is_late_if_its_own_time_explains_enough(own_s: float, out_s: float, cause: str, words: str) -> None:
+    """20 ms of each step are lost to rank 2, of which its own time explains 20 %, or 40 %."""
+    timelines = made_up(4, 2, "forward", by_s=own_s, last_out=2, out_s=out_s)
+    found = arrivals_of(timelines)
+    assert found is not None and found.cause == cause and words in "\n".join(timelines_told(timelines))
+    assert found.awaited == 2 and found.lost_s[2] == pytest.approx(19 * 0.02, rel=0.06)
+    assert sum(found.excess_s(2).values()) == pytest.approx(19 * own_s)
+
+
+def test_own_time_that_is_not_known_counts_as_none() -> None:
+    """In one exchange nothing is known of the late rank, in another nothing of the others; NaN would blame anybody."""
+    found = arrivals_of(made_up(4, 2, "forward"))
+    assert found is not None
+    own_s = {name: seconds.copy() for name, seconds in found.own_s.items()}
+    for seconds in own_s.values():
+        seconds[3, 2], seconds[5, [0, 1, 3]] = np.nan, np.nan
+    partly = replace(found, own_s=own_s)
+    assert sum(partly.excess_s(2).values()) == pytest.approx(17 * 0.02) and partly.late_position == 2
+    unknown = replace(found, own_s={name: np.full_like(seconds, np.nan) for name, seconds in own_s.items()})
+    assert [*unknown.excess_s(2).values()] == [0] * len(own_s) and unknown.late_position is None
 
 
 def test_ranks_of_several_groups_are_compared_within_each() -> None:

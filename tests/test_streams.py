@@ -86,6 +86,8 @@ def test_the_step_of_median_length_is_shown_without_the_first(tmp_path: Path) ->
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], 185])):
         events += [step(number, 1000 * start, 1000 * (end - start)), kernel(GEMM, 1000 * start + 10, 900)]
     assert shown(tmp_path, events).chosen == "ProfilerStep#1, of median length among 4 steps"
+    two = shown(tmp_path, [event for event in events if event["ts"] >= 140_000])
+    assert two.chosen == "ProfilerStep#3, the shorter of 2 steps" and in_us(two.duration_s) == 20_000
     assert shown(tmp_path, [kernel(GEMM, 0, 10)]).chosen == "no step is marked, so all that the trace has"
     sums = [kernel(NCCL, 100 * k, 50, 12) for k in range(40)]
     found = shown(tmp_path, sums)
@@ -159,12 +161,111 @@ def test_of_many_ranks_some_are_drawn_and_the_late_one(tmp_path: Path) -> None:
     assert f"Not drawn: {num - MOST_RANKS} ranks more" in StreamsView(found).words()
 
 
+def told(found: Streams) -> list[tuple[int, str]]:
+    """When something is told, and what."""
+    [run] = StreamsView(found).data(live=False)["runs"]
+    return [(stop["t"], "".join(stress + rest for stress, rest in stop["say"])) for stop in run["stops"]]
+
+
+def test_a_gap_says_in_which_annotation_the_host_is(tmp_path: Path) -> None:
+    """The innermost that covers most of it: not the shorter one in it, nor the outer one, nor the step."""
+    events = [step(1, 0, 10_000), kernel(GEMM, 0, 1000), kernel(GEMM, 9000, 1000),
+              event("user_annotation", "## optimizer ##", 2000, 7500), event("cpu_op", "aten::mul_", 1500, 100),
+              event("user_annotation", "Optimizer.step#Shampoo.step", 2000, 6500),
+              event("user_annotation", "inner", 3000, 1500),
+              event("gpu_user_annotation", "on the GPU", 1000, 6000)]
+    found = shown(tmp_path, events)
+    assert (90_000, "Rank 0 is idle for 8 ms; no operator or CUDA call is noted in most of it, and 6.5 ms of it are in "
+                    "Optimizer.step#Shampoo.step.") in told(found)
+    assert "## optimizer ##" not in StreamsView(found).words()
+
+
+@pytest.mark.parametrize("host, words", [
+    ([event("cpu_op", "c10d::allreduce_", 1500, 5000)], "the host is busy"),
+    ([event("cpu_op", "aten::mul_", 1500, 3000), event("cuda_runtime", "cudaDeviceSynchronize", 5000, 3000)],
+     "the host is busy or waits for the GPU"),
+    ([event("cpu_op", "aten::mul_", 1500, 1500), event("cuda_runtime", "cudaDeviceSynchronize", 5000, 1500)],
+     "no operator or CUDA call is noted in most of it")])
+def test_a_gap_says_what_the_host_does_in_most_of_it(tmp_path: Path, host: list[dict[str, Any]], words: str) -> None:
+    found = shown(tmp_path, [step(1, 0, 10_000), kernel(GEMM, 0, 1000), kernel(GEMM, 9000, 1000), *host])
+    assert (90_000, f"Rank 0 is idle for 8 ms; {words}.") in told(found)
+
+
+def test_stretches_that_end_together_or_with_the_window_are_told(tmp_path: Path) -> None:
+    """Rank 0 idles from 4 to 10 and rank 1 from 7; both idle from 0 to 1, and rank 1 is told of last."""
+    ranks = [[step(1, 0, 10_000), kernel(GEMM, 1000, length)] for length in (3000, 6000)]
+    found = shown(tmp_path, *ranks)
+    first, last = ([say for t, say in told(found) if t == at] for at in (10_000, TICKS))
+    assert [say.count("is idle for") for say in (*first, *last)] == [1, 2] and len(told(found)) == 3
+    assert last[0].startswith("Rank 0 is idle for 6 ms; ") and ". Rank 1 is idle for 3 ms; " in last[0]
+    assert last[0].endswith("idle 7 ms.") and "idle for 6 ms" in StreamsView(found).words()
+
+
+def test_the_shares_told_are_of_the_rank_with_most_exposed_and_of_the_late_one(tmp_path: Path) -> None:
+    """Rank 3 comes 500 us later to each sum, and ranks 1 and 2 also compute for a while as they wait."""
+    late, hides = 3, {1: 200, 2: 100}
+    ranks = [[step(1, 0, 8000), *(kernel(NCCL, 1000 * k + 500 * (rank == late), 900 - 500 * (rank == late), 12)
+                                  for k in range(8)),
+              *(kernel(GEMM, 1000 * k, hides.get(rank, 0)) for k in range(8) if rank in hides)]
+             for rank in (1, 2, 3, 4)]
+    profiles = [read_profile(profile_of(tmp_path / f"{one}.json", events, one, 5))
+                for one, events in enumerate(ranks, 1)]
+    found = streams_of(profiles, arrivals(profiles))
+    assert found is not None and found.late == late
+    _, said = told(found)[-1]
+    assert [f"Rank {rank}: computing" in said for rank in (1, 2, 3, 4)] == [False, False, True, True]
+    assert Streams.from_json(found.to_json()) == found
+
+
+def test_a_message_has_the_name_of_the_call_that_its_thread_is_in(tmp_path: Path) -> None:
+    """The innermost around its launch; another thread's calls and what computes have nothing to do with it."""
+    def call(name: str, start: float, length: float, **more: Any) -> dict[str, Any]:
+        return event("user_annotation", f"nccl:{name}", start, length, **more)
+
+    sums = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)"
+    events = [step(1, 0, 10_000), call("_all_gather_base", 0, 900), call("broadcast", 100, 100),
+              call("all_to_all", 400, 300, tid=8), call("all_to_all", 410, 300, pid=9), call("send 0->1", 970, 20),
+              *(launch_of(number, at) for number, at in enumerate((150, 500, 600, 950, 980))),
+              kernel(sums, 1000, 500, 12, 0), kernel(sums, 2000, 500, 12, 1), kernel(GEMM, 3000, 500, 7, 2),
+              kernel(sums, 4000, 500, 12, 3), kernel(sums, 5000, 500, 12, 4)]
+    names = {lane.name: [block.name for block in lane.blocks] for lane in shown(tmp_path, events).lanes}
+    assert names["stream 12"] == ["broadcast", "all_gather", "AllReduce", "send 0->1"]
+    assert names["stream 7"] == ["cutlass_80_tensorop_s1688gemm_128x128"]
+
+
+def test_an_operator_that_another_has_called_counts_once(tmp_path: Path) -> None:
+    """Also if both begin at once; a thread of the same number in another process is another one."""
+    events = [step(1, 0, 9000), kernel(GEMM, 0, 100), event("cpu_op", "aten::relu", 1000, 5),
+              event("cpu_op", "aten::clamp_min", 1000, 3), event("cpu_op", "aten::linear", 4000, 10),
+              event("cpu_op", "aten::mm", 4002, 5, pid=9)]
+    [host] = [lane for lane in shown(tmp_path, events).lanes if lane.name == "CPU"]
+    assert [(block.name, block.count) for block in host.blocks] == [("aten::relu", 1), ("aten::linear", 2)]
+
+
+def test_without_one_clock_each_rank_has_its_own_time(tmp_path: Path) -> None:
+    """Rank 0's step takes 4 ms, rank 1's 8: of rank 0 nothing after its step counts, neither work nor idling."""
+    ranks = [[step(1, 0, 4000), kernel(GEMM, 0, 3000), kernel(NCCL, 2000, 2000, 12), kernel(GEMM, 5000, 3000)],
+             [step(1, 0, 8000), kernel(GEMM, 0, 8000)]]
+    found = shown(tmp_path, *ranks)
+    assert not found.one_clock and in_us(found.duration_s) == 8000
+    assert [[in_us(value) for value in (one.computing_s, one.exposed_s, one.idle_s, one.duration_s)]
+            for one in found.shares] == [[3000, 1000, 0, 4000], [8000, 0, 0, 8000]]
+    [run] = StreamsView(found).data(live=False)["runs"]
+    assert run["figures"][0][0] == "25.0 %" and not any("idle for" in say for _, say in told(found))
+    assert "No clocks are aligned: each rank begins at 0." in told(found)[0][1]
+
+
+def test_long_names_of_lanes_are_cut_beside_them(tmp_path: Path) -> None:
+    [run] = StreamsView(shown(tmp_path, [kernel(GEMM, 0, 10, 9_007_199_254_740_993)])).data(live=False)["runs"]
+    assert run["names"] == [[0, "stream 9007…", "rank 0, stream 9007199254740993"]]
+
+
 @pytest.mark.parametrize("name, short", [
     (GEMM, "cutlass_80_tensorop_s1688gemm_128x128"), (NCCL, "AllReduce"),
     ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
     ("void at::native::(anonymous namespace)::fill<int, 2>(int)", "fill"), ("aten::addmm", "aten::addmm"),
     ("autograd::engine::evaluate_function: MmBackward", "MmBackward"),
-    ("<>", "<>"), ("x" * 60, "x" * 43 + "…")])
+    ("recv 0<-1", "recv 0<-1"), ("cutlass::Kernel(int)", "Kernel"), ("<>", "<>"), ("x" * 60, "x" * 43 + "…")])
 def test_names_are_short(name: str, short: str) -> None:
     assert short_kernel(name) == short
 
@@ -172,11 +273,15 @@ def test_names_are_short(name: str, short: str) -> None:
 @pytest.mark.parametrize("events", [
     [kernel(GEMM, 5, 0)], [kernel(GEMM, float("nan"), 3), kernel(GEMM, 5, 10), kernel(NCCL, 7, float("inf"))],
     [kernel(GEMM, 5, 10), step(1, 5, 0)], [event("kernel", GEMM, 5, 10, args={"stream": {}, "correlation": []})],
+    [kernel(GEMM, 10**400, 3), kernel(GEMM, 5, 10**400), kernel(GEMM, 5, 10)],
+    [kernel(GEMM, -10**400, 3), kernel(GEMM, 5, 10, number=10**400)], [kernel(GEMM, 5, 10), kernel(NCCL, 20, -18)],
     [event("cpu_op", "aten::mm", 0, 5, tid=None)], [step(1, 0, 10), kernel(GEMM, 5, -3)]])
 def test_odd_traces_make_a_page_or_none(tmp_path: Path, events: list[dict[str, Any]]) -> None:
     path = profile_of(tmp_path / "a.json", events)
     assert main(["show", str(path), "--out", str(tmp_path / "page.html")]) == 0
     said = (tmp_path / "page.html").read_text("utf-8").partition("<script>")[0]
+    profile = read_profile(path)
+    assert all(one.end_s >= one.start_s for one in (*profile.computing, *profile.messages))
     assert "profiler trace" in said and "nan" not in said.lower().partition("<body>")[2]
 
 
@@ -243,10 +348,12 @@ def test_a_block_says_what_it_is_to_a_pointer_a_finger_and_keys(browser: Any, tm
         box = tab.locator(".lk-sent").first.bounding_box()
         at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         (tab.touchscreen.tap if width == 390 else tab.mouse.move)(*at)
-        assert detail.inner_text() == said
+        assert detail.inner_text() == said and detail.get_attribute("aria-live") == "off"
+        assert not tab.locator(".lk-undefined").count() and tab.locator(".lk-block").count() >= 6
         tab.locator(".lockstep-player").focus()
         tab.keyboard.press("ArrowUp")
         assert "stream 7, 9.00 ms to 9.50 ms: copy, Memcpy DtoH" in detail.inner_text()
+        assert detail.get_attribute("aria-live") == "polite", "what a key asks for is read out"
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert {"computing", "communication", "copy", "host works", "host waits", "idle"} <= set(
             map(str.strip, tab.locator(".lk-key").inner_text().split("\n")))
@@ -270,6 +377,11 @@ def test_the_chapter_tells_the_kept_step_and_where_it_is_from() -> None:
         assert said.replace("%", " %") in told, said
     gaps = sorted(round(1e3 * (gap.end_s - gap.start_s)) for gap in step.moments if not gap.name)
     assert gaps[-2:] == [32, 57] and "longest gap, 57 ms" in told and "second longest, 32 ms" in told
+    [gap] = [gap for gap in step.moments if not gap.name and gap.end_s - gap.start_s > 0.05]
+    [cpu] = [lane for lane in step.lanes if lane.name == "CPU"]
+    works_s = sum(block.busy_s for block in cpu.blocks if gap.start_s < block.start_s and block.end_s < gap.end_s)
+    assert f"operators and CUDA calls for {1e3 * works_s:.0f} ms" in told and gap.host == ""
+    assert f"For {1e3 * gap.said_s:.0f} ms, the trace has the host in `{gap.said}`" in told
     exposed = [one.end_s - one.start_s for one in step.moments if one.name][-1:] + [
         one.end_s - one.start_s for one in step.moments if one.name == "all_to_all"][-1:]
     assert sum(exposed) > one.exposed_s / 2, "most of it is two messages'"

@@ -17,7 +17,7 @@ from book.look.spans import length, union
 
 # Chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these; no job that tests them is among those.
 SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
-OWN = 0.3  # of what is lost to a late rank, which its own time has to explain
+OWN = 0.3  # of what is lost to a late rank, that its longer own time has to explain; asked only where that is known
 FEWEST = 5  # collectives
 TOGETHER_S = 1e-3  # within which a collective ends on all ranks
 MOST_COMPARED = 400  # collectives of a kind of two ranks, of which all pairs are looked at
@@ -81,13 +81,15 @@ class Arrivals:
     def late_position(self) -> int | None:
         """The position of the rank that others wait for over and over; None where none stands out.
 
-        Nor is a rank late whose own time is not longer than the others': a slow link has released it later.
+        Where ranks' own time is known, which it is not of profiler traces, a rank is late only if its longer own time
+        explains at least OWN of what the others lose to it. Else a slow link has released it later.
         """
-        position = self._awaited
+        position = self.awaited
         return None if position is None or self._is_released_late(position) else position
 
     @property
-    def _awaited(self) -> int | None:
+    def awaited(self) -> int | None:
+        """The position of the rank that others wait for over and over, whether by its own time or not."""
         lost = self.lost_s
         most = max(lost)
         return lost.index(most) if most > SHARE * self.wall_s and most > FOCUS * sum(lost) else None
@@ -100,17 +102,21 @@ class Arrivals:
         """What others wait for: one rank, a link, each rank in turn (jitter), or nobody."""
         if self.late_position is not None:
             return RANK
-        if self.transfer_share > TRANSFER or self._awaited is not None:
+        if self.transfer_share > TRANSFER or self.awaited is not None:
             return LINK
         return JITTER if sum(self.lost_s) > SPREAD * self.wall_s else NOBODY
 
     def excess_s(self, position: int) -> dict[str, float]:
-        """By phase, how much longer a rank took than the others' median in all that it came last to."""
+        """By phase, how much longer a rank took than the others' median in all that it came last to.
+
+        What is not known of it, or of all others, counts as 0.
+        """
         rows = self.last == position
         found = {}
         for name, seconds in self.own_s.items():
             own, others = seconds[rows, position], np.delete(seconds[rows], position, axis=1)
-            found[name] = float((own - np.nanmedian(others, axis=1)).sum())
+            known = ~(np.isnan(own) | np.isnan(others).all(axis=1))
+            found[name] = float((own[known] - np.nanmedian(others[known], axis=1)).sum())
         return found
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,12 @@ import numpy as np
 from book.look.spans import common, length, less, union
 
 MOST_BYTES = 4 << 30  # of an unpacked trace
+MOST_US = 1e18  # 30,000 years: what no clock says
 GZIP = b"\x1f\x8b"
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 MESSAGES = re.compile(r"^(nccl|rccl)(Dev)?Kernel|^gloo:", re.IGNORECASE)  # NCCL has named its kernels so since 2.19
+ANNOTATED = ("user_annotation", "cpu_user_annotation")
+CALLED = re.compile(r"^nccl:_?(.+?)(?:_base)?$")  # "nccl:_all_gather_base", "nccl:send 0->1"
 HOST_CALL = re.compile(r"^c10d::(?!send|recv|.*barrier)")
 COMPUTING = ("aten::", "autograd::")
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")  # the host's calls of CUDA or HIP
@@ -55,7 +59,8 @@ class Profile:
     """One rank's trace; `rank` is None where it does not say which, `calls` are the host's calls of collectives.
 
     Of the host of a GPU `host` is what it works on, and `host_waits` when it stands in a call that waits for the GPU.
-    `leads` has for each kernel when it began, and how long before that its launch did, in seconds.
+    `leads` has for each kernel when it began, and how long before that its launch did, in seconds. `annotations` are
+    what the program, or PyTorch for it, says that the host is in, beside its steps.
     """
 
     rank: int | None
@@ -69,6 +74,7 @@ class Profile:
     host: tuple[Interval, ...] = ()
     host_waits: tuple[Interval, ...] = ()
     leads: tuple[tuple[float, float], ...] = ()
+    annotations: tuple[Interval, ...] = ()
 
     @property
     def arrivals(self) -> list[Interval]:
@@ -141,7 +147,8 @@ def _unpacked(data: bytes) -> bytes:
 
 def _is_span(event: Any) -> bool:
     return (isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
-            and all(isinstance(event.get(key), int | float) and math.isfinite(event[key]) for key in ("ts", "dur")))
+            and all(isinstance(event.get(key), int | float) and abs(event[key]) < MOST_US for key in ("ts", "dur"))
+            and event["dur"] >= 0)
 
 
 def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
@@ -151,9 +158,10 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
     calls = _Calls(events)
     for event in events:
         start_s = (event["ts"] - first_us) / 1e6
-        spans[_kind(event["name"], str(event.get("cat", "")).lower())].append(
-            Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args")), _lane(event),
-                     calls.around(launched.get(_correlation(event, ("kernel",))))))
+        kind = _kind(event["name"], str(event.get("cat", "")).lower())
+        called = calls.around(launched.get(_correlation(event, ("kernel",)))) if kind == "message" else ""
+        spans[kind].append(Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args")),
+                                    _lane(event), called))
     found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
     info = info if isinstance(info, dict) else {}
     on_gpu = bool(found.get("kernel") or found.get("message"))
@@ -162,14 +170,21 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
                    found.get("kernel" if on_gpu else "operator", ()),
                    found.get("message" if on_gpu else "gloo", ()), found.get("copy", ()), found.get("call", ()),
                    found.get("step", ()),
-                   tuple(sorted((*found.get("operator", ()), *found.get("host", ())))) if on_gpu else (),
-                   found.get("wait", ()), tuple(_leads(events, launched, first_us)) if on_gpu else ())
+                   tuple(sorted(span for kind in ("operator", "host", "call") for span in found.get(kind, ())))
+                   if on_gpu else (),
+                   found.get("wait", ()), tuple(_leads(events, launched, first_us)) if on_gpu else (),
+                   found.get("annotation", ()))
 
 
 def _lane(event: Mapping[str, Any]) -> str:
     """The stream of a kernel or copy, or else the thread."""
     said = event.get("args")
-    return str(said["stream"] if isinstance(said, dict) and "stream" in said else event.get("tid", ""))
+    return str(said["stream"]) if isinstance(said, dict) and "stream" in said else _thread(event)
+
+
+def _thread(event: Mapping[str, Any]) -> str:
+    """The thread of the host, with its process, as others have threads of the same number."""
+    return f"{event.get('pid', '')}/{event.get('tid', '')}"
 
 
 def _correlation(event: Mapping[str, Any], categories: Sequence[str]) -> int:
@@ -192,14 +207,27 @@ class _Calls:
     """The host's calls of NCCL, in which their kernels are launched."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]):
-        self._calls = sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in events
-                             if event["name"].startswith("nccl:") and not str(event.get("cat", "")).startswith("gpu"))
+        self._by_thread = defaultdict[str, list[tuple[float, float, str]]](list)
+        for event in events:
+            called = CALLED.match(event["name"])
+            if called and not str(event.get("cat", "")).lower().startswith("gpu"):
+                self._by_thread[_thread(event)].append((event["ts"], event["ts"] + event["dur"], called[1]))
+        for some in self._by_thread.values():
+            some.sort()
+        self._until = {thread: [*accumulate((end for _, end, _ in some), max)]
+                       for thread, some in self._by_thread.items()}
 
     def around(self, launch: Mapping[str, Any] | None) -> str:
-        """The operation that is called while this is launched, "all_reduce"; "" where none is."""
-        place = -1 if launch is None else bisect_left(self._calls, (launch["ts"], math.inf)) - 1
-        is_inside = place >= 0 and launch is not None and launch["ts"] <= self._calls[place][1]
-        return self._calls[place][2].removeprefix("nccl:") if is_inside else ""
+        """The operation whose call, of the same thread, this is launched in, "all_reduce"; "" where none is."""
+        if launch is None or (thread := _thread(launch)) not in self._by_thread:
+            return ""
+        calls, until, at = self._by_thread[thread], self._until[thread], launch["ts"]
+        place = bisect_left(calls, (at, math.inf)) - 1
+        while place >= 0 and until[place] >= at:  # the innermost is the one that has begun last
+            if calls[place][1] >= at:
+                return calls[place][2]
+            place -= 1
+        return ""
 
 
 def _group(said: Any) -> str:
@@ -227,6 +255,8 @@ def _kind(name: str, category: str) -> str:
         return "wait" if SYNCHRONIZES.match(name) else "host"
     if name.startswith("ProfilerStep") and not category.startswith("gpu"):
         return "step"
+    if category in ANNOTATED:
+        return "annotation"
     return "host" if category == "cpu_op" else ""
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from book.look.arrivals import Arrivals
 from book.look.profiles import Interval, Profile, rows_of, short_name
 from book.look.spans import common, length, less, union
-from book.words import counted
 
 COMPUTING, MESSAGES, COPY, HOST, WAITS = KINDS = "computing", "communication", "copy", "host works", "host waits"
+BOTH = "host works and waits"
 KEPT = Path(__file__).parent / "data" / "nccl_step.json"
 PIXELS = 900  # that the time of a picture gets at most
 WIDE = 3  # pixels: what is seen apart from a neighbour as wide, though nothing is between them
@@ -54,7 +54,10 @@ class StreamLane:
 
 @dataclass(frozen=True)
 class StreamShares:
-    """A rank's seconds of each kind in what is shown; `ahead_s`: launch to kernel, in the median, where it is known."""
+    """A rank's seconds of each kind, of the `duration_s` that are shown of it.
+
+    `ahead_s` is from launch to kernel, in the median; None where no launch is known.
+    """
 
     rank: int
     computing_s: float
@@ -62,6 +65,7 @@ class StreamShares:
     exposed_s: float
     idle_s: float
     ahead_s: float | None
+    duration_s: float
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,16 @@ class StreamMoment:
     end_s: float
     name: str
     host: str = ""  # what the host did in most of it
+    said: str = ""  # the innermost annotation that covers most of it
+    said_s: float = 0.0  # how much of it
 
 
 @dataclass(frozen=True)
 class Streams:
-    """What is shown of traces: `chosen` says which time, and why; `one_clock` whether ranks can be compared in it."""
+    """What is shown of traces: `chosen` says which time, and why; `one_clock` whether ranks can be compared in it.
+
+    `late` is the rank that the others wait for; None where none stands out, or nothing is known of that.
+    """
 
     chosen: str
     duration_s: float
@@ -86,6 +95,7 @@ class Streams:
     shares: tuple[StreamShares, ...]
     moments: tuple[StreamMoment, ...]
     left_out: int  # ranks
+    late: int | None = None
 
     def to_json(self) -> str:
         """As JSON, times in seconds."""
@@ -112,7 +122,7 @@ def streams_of(profiles: Sequence[Profile], found: Arrivals | None = None) -> St
     Of more than MOST_RANKS traces the first are shown, and the one that the others wait for.
     """
     every = list(range(len(profiles)))
-    late = found.late_position if found else None
+    late = found.late_position if found else None  # a place
     kept = sorted(every, key=lambda place: (place != late, place))[:MOST_RANKS]
     shown = [profiles[place] for place in sorted(kept)]
     ranks = [place if profiles[place].rank is None else profiles[place].rank or 0 for place in sorted(kept)]
@@ -121,13 +131,15 @@ def streams_of(profiles: Sequence[Profile], found: Arrivals | None = None) -> St
     if chosen is None:
         return None
     words, windows = chosen
-    duration_s = windows[0][1] - windows[0][0]
+    durations_s = [end_s - start_s for start_s, end_s in windows]
+    duration_s = max(durations_s)
     if duration_s <= 0:
         return None
     clipped = [_clipped(profile, window) for profile, window in zip(shown, windows)]
-    shares = [_shares(rank, profile, duration_s) for rank, profile in zip(ranks, clipped)]
+    shares = [_shares(rank, profile, own_s) for rank, profile, own_s in zip(ranks, clipped, durations_s)]
     return Streams(words, duration_s, offsets is not None or len(shown) == 1, tuple(_lanes(ranks, clipped, duration_s)),
-                   tuple(shares), tuple(_moments(ranks, clipped, duration_s)), len(profiles) - len(shown))
+                   tuple(shares), tuple(_moments(ranks, clipped, durations_s)), len(profiles) - len(shown),
+                   None if late is None else ranks[sorted(kept).index(late)])
 
 
 Window = tuple[float, float]
@@ -149,9 +161,10 @@ def _window(profiles: Sequence[Profile], offsets: Sequence[float] | None) -> tup
     if steps:
         lengths = [step.end_s - step.start_s for step in steps]
         name = steps[lengths.index(median_low(lengths))].name
-        of = f", of median length among {counted(len(steps), 'step')}" if len(steps) > 1 else ", the only whole step"
+        of = {1: "the only whole step", 2: "the shorter of 2 steps"}.get(
+            len(steps), f"of median length among {len(steps)} steps")
         own = [next(step[:2] for step in one.steps if step.name == name) for one in profiles]
-        return name + of, _on_one_clock(own, offsets)
+        return f"{name}, {of}", _on_one_clock(own, offsets)
     own = [(float(rows[0, 0]), float(rows[-1, 1])) for rows in busy]
     if len(first.messages) <= MOST_EXCHANGES:
         return "no step is marked, so all that the trace has", _on_one_clock(own, offsets)
@@ -161,10 +174,9 @@ def _window(profiles: Sequence[Profile], offsets: Sequence[float] | None) -> tup
 
 
 def _on_one_clock(own: Sequence[Window], offsets: Sequence[float] | None) -> list[Window]:
-    """Windows of equal length: of one clock all that any has of them, of several from where each begins."""
+    """Of one clock all that any trace has of the windows, equally long for all; of several each trace's own."""
     if offsets is None:
-        longest_s = max(end_s - start_s for start_s, end_s in own)
-        return [(start_s, start_s + longest_s) for start_s, _ in own]
+        return [*own]
     start_s = min(start_s + offset for (start_s, _), offset in zip(own, offsets))
     end_s = max(end_s + offset for (_, end_s), offset in zip(own, offsets))
     return [(start_s - offset, end_s - offset) for offset in offsets]
@@ -180,19 +192,19 @@ def _clipped(profile: Profile, window: Window) -> Profile:
     leads = tuple(lead for lead in profile.leads if window[0] <= lead[0] <= window[1])
     return Profile(profile.rank, profile.world_size, profile.on_gpu, inside(profile.computing),
                    inside(profile.messages), inside(profile.copies), (), (), inside(profile.host),
-                   inside(profile.host_waits), leads)
+                   inside(profile.host_waits), leads, inside(profile.annotations))
 
 
 def _shares(rank: int, profile: Profile, duration_s: float) -> StreamShares:
-    computing, messages, copies = (union(rows_of(some)) for some in (profile.computing, profile.messages,
-                                                                     profile.copies))
+    some = profile.computing, profile.messages, profile.copies
+    computing, messages, copies = (union(rows_of(spans)) for spans in some)
     busy = union(np.concatenate([computing, messages, copies]))
     ahead_s = median(lead for _, lead in profile.leads) if profile.leads else None
     return StreamShares(rank, length(computing), length(messages), length(less(messages, computing)),
-                  duration_s - length(busy), ahead_s)
+                        duration_s - length(busy), ahead_s, duration_s)
 
 
-def _moments(ranks: Sequence[int], profiles: Sequence[Profile], duration_s: float) -> list[StreamMoment]:
+def _moments(ranks: Sequence[int], profiles: Sequence[Profile], durations_s: Sequence[float]) -> list[StreamMoment]:
     """The longest stretches of exposed communication and of nothing at all, in order of their ends."""
     exposed, gaps = list[tuple[float, float, int]](), list[tuple[float, float, int]]()
     for place, profile in enumerate(profiles):
@@ -200,10 +212,11 @@ def _moments(ranks: Sequence[int], profiles: Sequence[Profile], duration_s: floa
         busy = union(np.concatenate([computing, messages, rows_of(profile.copies)]))
         exposed += [(float(start_s), float(end_s), place) for start_s, end_s in less(messages, computing)]
         gaps += [(float(start_s), float(end_s), place)
-                 for start_s, end_s in less(np.array([[0.0, duration_s]]), busy)]
+                 for start_s, end_s in less(np.array([[0.0, durations_s[place]]]), busy)]
     found = [StreamMoment(ranks[place], start_s, end_s, _sent(profiles[place], start_s, end_s))
              for start_s, end_s, place in _longest(exposed)[:MOST_EXPOSED]]
-    found += [StreamMoment(ranks[place], start_s, end_s, "", _host(profiles[place], start_s, end_s))
+    found += [StreamMoment(ranks[place], start_s, end_s, "", _host(profiles[place], start_s, end_s),
+                           *_said(profiles[place], start_s, end_s))
               for start_s, end_s, place in _longest(gaps)[:MOST_GAPS]]
     return sorted(found, key=lambda one: one.end_s)
 
@@ -219,11 +232,23 @@ def _sent(profile: Profile, start_s: float, end_s: float) -> str:
 
 
 def _host(profile: Profile, start_s: float, end_s: float) -> str:
-    """What the host does in most of a stretch; "" if that is neither work nor a wait."""
+    """What the host does in most of a stretch: BOTH if only work and waits together are that; "" if they are not."""
     gap, waits = np.array([[start_s, end_s]]), union(rows_of(profile.host_waits))
     does = {HOST: length(common(less(union(rows_of(profile.host)), waits), gap)), WAITS: length(common(waits, gap))}
     most = max(does, key=lambda kind: does[kind])
-    return most if does[most] > (end_s - start_s) / 2 else ""
+    half_s = (end_s - start_s) / 2
+    return most if does[most] > half_s else BOTH if sum(does.values()) > half_s else ""
+
+
+def _said(profile: Profile, start_s: float, end_s: float) -> tuple[str, float]:
+    """The innermost annotation that covers most of a stretch, and how much of it in seconds; "" and 0 without one."""
+    covers = [(span.end_s - span.start_s, min(span.end_s, end_s) - max(span.start_s, start_s), span.name)
+              for span in profile.annotations]
+    most = [each for each in covers if each[1] > (end_s - start_s) / 2]
+    if not most:
+        return "", 0.0
+    _, seconds, name = min(most)
+    return _cut(name), seconds
 
 
 def _lanes(ranks: Sequence[int], profiles: Sequence[Profile], duration_s: float) -> list[StreamLane]:
@@ -253,7 +278,7 @@ def _lanes_of(profile: Profile) -> list[tuple[str, dict[str, list[Interval]]]]:
 def _outermost(spans: Sequence[Interval]) -> list[Interval]:
     """Without operators that another one of the thread has called."""
     found, until_s = [], defaultdict[str, float](float)
-    for span in spans:
+    for span in sorted(spans, key=lambda one: (one.start_s, -one.end_s)):
         if span.end_s > until_s[span.lane]:
             until_s[span.lane] = span.end_s
             found.append(span)
@@ -294,11 +319,14 @@ def _most(named: Iterable[tuple[str, float]]) -> str:
 def short_kernel(name: str) -> str:
     """A kernel's name without what its templates and namespaces say: "vectorized_elementwise_kernel", "AllReduce"."""
     text = short_name(name.replace("(anonymous namespace)::", "")).removeprefix("void ").removeprefix(BACKWARD)
-    head, _, inside = text.partition("<")
+    head, *inside = re.split(r"<(?!-)", text, maxsplit=1)  # "recv 0<-1" has no template
     head = head.partition("(")[0].rstrip()
     if "::" in head and head.rpartition("::")[2].lower() == "kernel":  # of CUTLASS, whose template says which
-        head = re.split(r"[<>,(]", inside)[0]
+        head = re.split(r"[<>,(]", inside[0])[0] if inside else head
     if not head.startswith(("aten::", "c10d::")):
         head = head.rpartition("::")[2]
-    head = head.strip() or name
-    return head if len(head) <= MOST_NAME else head[:MOST_NAME - 1] + "…"
+    return _cut(head.strip() or name)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MOST_NAME else name[:MOST_NAME - 1] + "…"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, Arrivals, arrivals
+from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, TRANSFER, Arrivals, arrivals
 from book.look.flights import FlightDump, guilty, sentences
 from book.look.gpu_memory import NO_FRAMES, GpuMemory, Part
 from book.look.profiles import Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
@@ -212,6 +212,11 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
     lost, position, wall_s = found.lost_s, found.late_position, found.wall_s
     if position is None:
         kept = f"for {sum(lost) / wall_s:.0%} of the time all others waited for one of them"
+        slow = found.awaited
+        if slow is not None and found.transfer_share <= TRANSFER:
+            yield (f"no rank is late by its own time: for {lost[slow] / wall_s:.0%} of the time all others waited for "
+                   f"rank {found.ranks[slow]}, which the exchange before had released later: look at its link")
+            return
         yield {LINK: f"no rank is late: the exchanges themselves take {found.transfer_share:.0%} of the time, when all "
                      "ranks have come. The link, or what serves it, is slow for these bytes",
                JITTER: "late is now one rank, now another: "

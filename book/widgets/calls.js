@@ -23,7 +23,7 @@ const ROLES = {
   "host waits": "--hollow",
 };
 const NUMBERED = 7;
-const LOOKS = { exchange: "sent", communication: "sent", waits: "waits", "host waits": "waits" };
+const LOOKS = { exchange: "lk-sent", communication: "lk-sent", waits: "lk-waits", "host waits": "lk-waits" };
 
 /** The role of each number in lanes, and the texts of its blocks. */
 function kindsOf({ kinds, called }) {
@@ -42,7 +42,7 @@ function decode(raw) {
       const a = b + flat[i + 1];
       b = a + flat[i + 2];
       const [role, ...lines] = kinds[flat[i]];
-      const look = "lk-" + LOOKS[role];
+      const look = LOOKS[role];
       row.push({ a, b, r, role, look, c: `var(${ROLES[role]})`, key: blocks.length, lines: [lines] });
       blocks.push(row.at(-1));
     }
@@ -78,8 +78,11 @@ function stage({ run, data, field }, W) {
 const kind = {
   ...onClock,
   below(view) {
-    view.detail = make("div.lk-detail lk-small", view.root, { "aria-live": "polite" });
-    pickable(view, "[data-b]", g => +g.dataset.b, () => mark(view.field, view.picked));
+    view.detail = make("div.lk-detail lk-small", view.root);
+    pickable(view, "[data-b]", g => +g.dataset.b, () => {
+      view.detail.ariaLive = "off"; // a pointer passes many blocks
+      mark(view.field, view.picked);
+    });
   },
   decode,
   stage,
@@ -97,6 +100,7 @@ const kind = {
   turn(view, by) {
     view.picked = clamp((view.picked ?? -1) + by, view.run.blocks.length - 1);
     mark(view.field, view.picked);
+    view.detail.ariaLive = "polite";
     view.draw();
   },
 };

@@ -6,10 +6,11 @@ names with it. Blocks of a stream may lie over one another, so ticks since the b
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from book.look.streams import KINDS, WAITS, StreamBlock, StreamLane, StreamMoment, StreamShares, Streams
+from book.look.streams import BOTH, KINDS, WAITS, StreamBlock, StreamLane, StreamMoment, StreamShares, Streams
 from book.widgets.calls import tick
 from book.widgets.page import Page, arranged, heading, listed, table
 from book.widgets.show import show
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from book.widgets.live import Live
 
 MOST_NAMED = 16  # lanes that are high enough for a name each
+MOST_NAME = 12  # characters of it: the rest is in what a pointer or a key asks for
 MOST_NAMES = 3  # of a lane, in the table for readers without JavaScript
 TITLE = "One step, stream by stream"
 
@@ -54,21 +56,28 @@ class StreamsView(Page):
         return {"title": self.title, **arranged({"": run}, None, None)}
 
     def _stops(self) -> Iterator[dict[str, Any]]:
-        shown, before = self.streams, 0
-        clocks = "" if shown.one_clock else " No clocks are aligned, by too few collectives: each begins at 0."
+        shown, ended = self.streams, defaultdict[int, list[list[str]]](list)
+        clocks = "" if shown.one_clock else " No clocks are aligned: each rank begins at 0."
         left = f" Not drawn: {counted(shown.left_out, 'rank')} more." if shown.left_out else ""
         yield {"t": 0, "say": [["", f"{in_seconds(shown.duration_s)}: {shown.chosen}.{clocks}{left}"]]}
         for moment in shown.moments:
-            t = tick(moment.end_s, (0.0, shown.duration_s))
-            if before < t < TICKS:
-                before = t
-                yield {"t": t, "say": [moment_told(moment)]}
-        yield {"t": TICKS, "say": [["", " ".join(map(shares_told, shown.shares[:2]))]]}
+            ended[max(1, tick(moment.end_s, (0.0, shown.duration_s)))].append(moment_told(moment))
+        ended[TICKS].append(["", " ".join(map(shares_told, self._told))])
+        for t in sorted(ended):
+            *others, last = ended[t]
+            yield {"t": t, "say": [*([stress, f"{rest} "] for stress, rest in others), last]}
+
+    @property
+    def _told(self) -> list[StreamShares]:
+        """The rank with the most exposed communication, and the late one."""
+        shown = self.streams
+        most = max(shown.shares, key=lambda one: (one.exposed_s, one.duration_s))
+        return [most, *(one for one in shown.shares if one.rank == shown.late and one is not most)]
 
     def _figures(self) -> list[list[str]]:
         """Of the rank with the most exposed communication."""
-        most = max(self.streams.shares, key=lambda one: one.exposed_s)
-        duration_s, of = self.streams.duration_s, f"rank {most.rank}"
+        most = self._told[0]
+        duration_s, of = most.duration_s, f"rank {most.rank}"
         found = [[percent(most.exposed_s / duration_s), f"of the time of {of} is communication that nothing hides"],
                  [percent(most.computing_s / duration_s), "computing"], [percent(most.idle_s / duration_s), "idle"]]
         if most.messages_s:
@@ -99,9 +108,10 @@ def moment_told(moment: StreamMoment) -> list[str]:
     lasts = in_seconds(moment.end_s - moment.start_s)
     if moment.name:
         return [f"Rank {moment.rank}: {lasts} of {moment.name}", " that no computing covers."]
-    host = {"": "in most of it, the host does nothing that the trace names",
+    host = {"": "no operator or CUDA call is noted in most of it", BOTH: "the host is busy or waits for the GPU",
             WAITS: "the host stands in a call that waits for the GPU"}.get(moment.host, "the host is busy")
-    return [f"Rank {moment.rank} is idle for {lasts}", f"; {host}."]
+    said = f", and {in_seconds(moment.said_s)} of it are in {moment.said}" if moment.said else ""
+    return [f"Rank {moment.rank} is idle for {lasts}", f"; {host}{said}."]
 
 
 def shares_told(one: StreamShares) -> str:
@@ -118,7 +128,8 @@ def _names(lanes: Sequence[StreamLane]) -> list[list[Any]]:
     ranks, before, found = {lane.rank for lane in lanes}, None, list[list[Any]]()
     for lane in lanes:
         is_first = len(ranks) > 1 and lane.rank != before
-        short = f"{lane.rank}: {lane.name}" if is_first else lane.name if len(lanes) <= MOST_NAMED else ""
+        name = lane.name if len(lane.name) <= MOST_NAME else f"{lane.name[:MOST_NAME - 1]}…"
+        short = f"{lane.rank}: {name}" if is_first else name if len(lanes) <= MOST_NAMED else ""
         found.append([lane.rank, short, f"rank {lane.rank}, {lane.name}"])
         before = lane.rank
     return found
