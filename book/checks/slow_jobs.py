@@ -85,7 +85,7 @@ def unchanged(answer: Callable[..., Any], *arguments: Any) -> Any:
     """What an answer returns for these arguments, of which it gets a copy; CheckFailed if it changes that."""
     given = copy.deepcopy(arguments)
     got = answer(*given)
-    refuse(repr(given) != repr(arguments), "your function changes its arguments, which later exercises still need: "
+    refuse(repr(given) != repr(arguments), "your function changes its arguments, and who calls it may still need them: "
            "work on a copy, as sorted(row) makes one and row.sort() doesn't")
     return got
 
@@ -333,8 +333,8 @@ def _saved_by_hiding(ranks: Sequence[Mapping[str, Any]], arrivals: Arrivals) -> 
     smaller = "Take the smaller of the two in each step, then add up"
     return Formula(sum(hidden), [
         (sum(messages), "this is all the time of the messages. They can hide only behind what is computed: in each "
-         "step no more than the backward takes until the last rank calls. (By the clock backward includes the wait and "
-         f"the messages.) {smaller}"),
+         "step no more than the backward takes until the last rank calls. By the clock backward includes the wait and "
+         f"the messages. {smaller}"),
         (sum(last - start for start, _, last in spans), "this is what could hide the messages: where they are shorter, "
          f"no more than they take is saved. {smaller}"),
         (sum(end - start for start, end, _ in spans), "this is all of backward, and the computing in it stays"),
