@@ -6,8 +6,8 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
-# Tests sometimes wait for ranks or pages, so run one more process than there are cores, six at most.
-JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 5 ? cores + 1 : 6 )))
+# Tests often wait for ranks, pages or a time limit, so run two more processes than there are cores, six at most.
+JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 5 ? cores + 2 : 6 )))
 BIN    := .venv/bin
 # With this set, as in many container images, each of about a hundred processes would recompile the book.
 unexport PYTHONDONTWRITEBYTECODE
