@@ -474,7 +474,7 @@ def test_of_what_is_right_and_one_fault_only_that_is_told(tmp_path: Path) -> Non
                r"cause: rank 1 has run the DDP model on 3 batches, rank 0 on only 2, at train.py line .*: model\("),
     ("timeout", r"rank 1 waited 3 s in barrier, and then its time was up. It waited for rank 0, which sleeps at"),
     ("dtype loader", r"(?s)rank 0 sends float32 \[4\] to rank 1 at train.py line .*\n.*rank 1 receives int32 \[4\]"
-                     r".*cause: rank 1 waits in DataLoader, and its worker process 0 waits in lock.acquire\(\) at train"),
+                     r".*cause: rank 1 waits in DataLoader, and its worker process 0 waits in lock.acquire\(\)"),
 ])
 def test_what_can_not_be_right_is_told_and_the_script_goes_on(kind: str, words: str, tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, WRONG, *kind.split(), ranks=2)
