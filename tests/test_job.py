@@ -490,9 +490,9 @@ def test_where_ranks_fell_out_of_step_is_told_though_one_is_dead_and_another_has
     calls = {group: {rank: CollectiveCall(4, "all_reduce", f"float32 [{1 + rank}], SUM") for rank in (0, 1)}}
     stood = {rank: Standing(Doing(Kind.COMPUTES), calls={group: History(4, {}, (), None)},
                             models=(Model(2 + rank, {line: 2 + rank}),)) for rank in (0, 1)}
-    first = Told(0, 2, 2, gone.pid, 2.0, entered=True)
+    first = Told(0, 2, range(2), gone.pid, 2.0, entered=True)
     differs = told.Mismatch("the ranks disagree", 1.0, calls, {0: stood[0]})
-    later = Told(1, 2, 2, gone.pid, 1.5, entered=True, standing=stood[1])
+    later = Told(1, 2, range(2), gone.pid, 1.5, entered=True, standing=stood[1])
     assert told.stood({0: first, 1: later._replace(time_s=0.5)}, differs).keys() == {0}, "that was of an earlier call"
     assert told.stood({0: first, 1: later}, differs) == stood
     folder = told.attempt_folder(str(tmp_path), 0)
@@ -628,7 +628,7 @@ def require_late(lines: list[str], phase: str, steps: str) -> None:
 def test_groups_of_the_same_ranks_are_told_apart() -> None:
     sums = {"0": (40, 160), "1": (3, 12)}
     totals = {(Group(name, (0, 1)), "all_reduce"): each for name, each in sums.items()}
-    ranks = [Told(rank, 2, 2, 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
+    ranks = [Told(rank, 2, range(2), 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
     assert ending.summary(ranks, []).splitlines()[1:] == [
         "  group of ranks 0, 1 (group 1 of 2): all_reduce 40; 160 B in a rank's tensors",
         "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 B in a rank's tensors"]
@@ -685,7 +685,8 @@ def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_ranks_that_torchrun_ends_are_not_the_first() -> None:
-    members = [Member(Told(rank, 2, 2, os.getpid(), 0.0), 0.0, gone_s=gone_s) for rank, gone_s in ((0, 9.0), (1, 5.0))]
+    members = [Member(Told(rank, 2, range(2), os.getpid(), 0.0), 0.0, gone_s=gone_s)
+               for rank, gone_s in ((0, 9.0), (1, 5.0))]
     assert ending.failure(members, Hang([], {}), differed=False).startswith(
         "rank 1 died without an error: something has killed it")
     assert not family.is_gone(os.getpid())

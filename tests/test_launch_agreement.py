@@ -6,8 +6,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # the ranks need it too, and torch.distributed does not import it
 
-from book.launch import HangError, RankError, launch
+from book.launch import HangError, RankError, agreement, launch
+from book.launch.agreement import Agreement, CallMismatch
 from book.launch.board import DEPTH, NUM_ALIKE, Board, NotedCall, Group
+from book.tap import Op
+from book.tap.log import OwnGroup
 
 FLOATS, INTS = "float32 [4], SUM", "int32 [4], SUM"
 
@@ -182,7 +185,7 @@ def test_without_the_comparison_ranks_see_what_torch_does():
 
 
 def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
-    board = Board(3)
+    board = Board(range(3))
     groups = Group("0", (0, 1, 2)), Group("1", (0, 2))
     noted = {(rank, group, number): NotedCall(number, (rank,) * NUM_ALIKE, group.name, f"[{number}]", "code.py", number)
              for rank in range(3) for group in groups for number in range(1, 3 * DEPTH)}
@@ -199,10 +202,33 @@ def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
 
 
 def test_arguments_too_long_for_a_slot_are_cut_and_a_group_of_many_ranks_is_not():
-    board, group = Board(1), Group("world", tuple(range(0, 2000, 3)))
+    board, group = Board(range(1)), Group("world", tuple(range(0, 2000, 3)))
     noted = NotedCall(1, tuple(range(NUM_ALIKE)), "all_reduce", "é" * 1000, "code.py", 7)
     board.note(0, group, noted)
     call = board.read(0, group, 1)
     assert call is not None and 100 < call.arguments.count("é") < 300
     assert call._replace(arguments=noted.arguments) == noted and list(board.last_calls()) == [group]
+    board.close()
+
+
+def test_of_a_thousand_ranks_those_of_the_host_are_compared(monkeypatch):
+    board, group = Board(range(8, 16)), tuple(range(1024))
+    monkeypatch.setattr(agreement, "WAIT_S", 0.0)
+    asked = []
+    alike = board.alike
+    monkeypatch.setattr(board, "alike", lambda peer, *call: asked.append(peer) or alike(peer, *call))
+
+    def calls(rank, *functions):
+        compared, own = Agreement(board), OwnGroup("0", group, "cpu:gloo", rank)
+        for number, function in enumerate(functions, 1):
+            compared.before(Op(function, function, own, number, ("code.py", rank)))
+
+    calls(9, "all_reduce", "barrier")
+    assert asked == 2 * [rank for rank in range(8, 16) if rank != 9]
+    with pytest.raises(CallMismatch, match="rank 9 calls barrier.*\n.*rank 10 calls all_reduce"):
+        calls(10, "all_reduce", "all_reduce")
+    calls(16, "barrier")  # of another host: nothing is noted here
+    assert {rank for called in board.last_calls().values() for rank in called} == {9, 10}
+    board.mail.post(16, b"channel1", 1, b"note")
+    assert board.mail.read(16, b"channel1", 1) is None
     board.close()

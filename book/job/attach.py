@@ -44,12 +44,11 @@ class Rank:
 
     def __init__(self) -> None:
         number, size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1))
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         folder = os.environ.get(told.FOLDER) or _folder_of_agent()
         self.folder = told.attempt_folder(folder, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._found = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", 0))
-        self.told = Told(number, size, local_size, os.getpid(), time.monotonic(), store=self._found,
+        self.told = Told(number, size, _host_ranks(number, size), os.getpid(), time.monotonic(), store=self._found,
                          host=int(os.environ.get("GROUP_RANK", 0)),
                          num_hosts=int(os.environ.get("GROUP_WORLD_SIZE", 1)))
         self.stacks = io.FileIO(told.stacks_file(self.folder, number), "w")
@@ -105,6 +104,12 @@ class Rank:
             self._watch.end(failed)
         else:
             told.write(self.folder, self.told._replace(ended=True, failure=failed, time_s=time.monotonic()))
+
+
+def _host_ranks(rank: int, world_size: int) -> range:
+    """The ranks of this host, as torchrun numbers them: one after the other."""
+    first = rank - int(os.environ.get("LOCAL_RANK", rank))
+    return range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
 
 
 def _note_variables(written: dict[str, tuple[str, int]]) -> None:

@@ -128,7 +128,7 @@ class Judge:
         if self._exchange is None:
             self._exchange = Exchange(first, self._attempt.name)
         ranks = tuple(seen(member, self._attempt, now_s) for member in self._members.values())
-        number = self._exchange.tell(ranks, self._own_calls(first.world_size), self._told_end)
+        number = self._exchange.tell(ranks, self._own_calls(), self._told_end)
         if not self._failed_in and any(member.failed for member in self._members.values()):
             self._failed_in = number
         heard = self._exchange.heard()
@@ -173,7 +173,7 @@ class Judge:
         members, now_s = list(self._all().values()), time.monotonic()
         working = [member for member in members if member.works]
         hears_all = self._exchange is not None and self._exchange.hears_all()
-        if not working or len(members) < (working[0].told.world_size if hears_all else working[0].told.local_size):
+        if not working or len(members) < (working[0].told.world_size if hears_all else len(working[0].told.host_ranks)):
             return ""
         calm_s = now_s - max(member.moved_s for member in members)
         still = [member.still_s(now_s) for member in working]
@@ -193,21 +193,22 @@ class Judge:
         assert self._attempt is not None  # ranks have said something
         standings = [known[rank].standing(self._attempt, now_s) if rank in known
                      else Standing(Doing(Kind.UNKNOWN), "another host") for rank in range(size)]
-        return hang_of(standings, self._calls(size))
+        return hang_of(standings, self._calls())
 
-    def _calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
+    def _calls(self) -> dict[Group, dict[int, CollectiveCall]]:
         """The last calls of the ranks of all hosts that are heard."""
         found: dict[Group, dict[int, CollectiveCall]] = {}
-        for calls in (self._own_calls(size), *self._calls_elsewhere):
+        for calls in (self._own_calls(), *self._calls_elsewhere):
             for group, last in calls.items():
                 found.setdefault(group, {}).update(last)
         return found
 
-    def _own_calls(self, size: int) -> dict[Group, dict[int, CollectiveCall]]:
+    def _own_calls(self) -> dict[Group, dict[int, CollectiveCall]]:
         """The last calls of this host's ranks, which their board keeps though they are dead."""
-        if self._attempt is None or not (self._attempt / told.BOARD).exists():
+        first = next(iter(self._members.values()), None)
+        if first is None or self._attempt is None or not (self._attempt / told.BOARD).exists():
             return {}
-        board = Board.at(self._attempt / told.BOARD, size)
+        board = Board.at(self._attempt / told.BOARD, first.told.host_ranks)
         try:
             return last_calls(board)
         finally:

@@ -32,7 +32,7 @@ class Told(NamedTuple):
     """What a rank said at `time_s`, by time.monotonic(), which is one clock for all processes of a host."""
     rank: int
     world_size: int
-    local_size: int  # ranks of this host
+    host_ranks: range  # of this host
     pid: int
     time_s: float
     entered: bool = False  # whether it has come to init_process_group

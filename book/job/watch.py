@@ -65,7 +65,7 @@ class Watch:
     def __init__(self, folder: Path, first: Told, stacks: FileIO, running: CodeType) -> None:
         self._folder, self._told, self._stacks = folder, first._replace(entered=True), stacks
         self._stillness, self._over, self._writes = Stillness(), threading.Event(), threading.Lock()
-        self._board = Board.at(folder / told.BOARD, first.world_size)
+        self._board = Board.at(folder / told.BOARD, first.host_ranks)
         self._totals, self._compared = Totals(), Compared(self._board, self._tell_at_once)
         exchanged = Exchanged(self._board.mail, first.world_size, self._compared)
         audit.start(is_received=exchanged.is_received)

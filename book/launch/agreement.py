@@ -18,6 +18,7 @@ from typing import Any
 from book.launch import where
 from book.launch.board import NUM_ALIKE, Board, NotedCall
 from book.tap import Op, Subscriber
+from book.tap.log import OwnGroup
 from book.waiting.hang import CollectiveCall, Group
 from book.words import agree, alike, named
 
@@ -47,12 +48,14 @@ class Agreement(Subscriber):
     def __init__(self, board: Board) -> None:
         self._board = board
         self._numbers: dict[Group, int] = defaultdict(int)
+        self._peers: dict[OwnGroup, list[int] | None] = {}  # None: this rank is not in that group
 
     def before(self, op: Op) -> None:
         """Note a call, and raise `CallMismatch` if a peer's call with the same number differs."""
-        rank, group = op.group.rank, op.group.shared
-        if not _is_compared(op) or rank not in group.ranks:
+        peers = self._peers_in(op.group) if _is_compared(op) else None
+        if peers is None:
             return
+        rank, group = op.group.rank, op.group.shared
         self._numbers[group] += 1
         name, owner = op.function or op.kind, op.owner or ""
         # Whose a call from C++ is hangs on the models that this rank alone has, so only that it is one is compared.
@@ -61,13 +64,20 @@ class Agreement(Subscriber):
         by = f"{owner} in backward" if owner and op.in_backward else owner
         call = NotedCall(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)
-        for peer in group.ranks:
-            if peer == rank or self._board.alike(peer, group, call.number) in (None, call.alike):
+        for peer in peers:
+            if self._board.alike(peer, group, call.number) in (None, call.alike):
                 continue
             other = self._board.read(peer, group, call.number)
             if other is not None and not (
                     self._has_refused(peer, group, call) or self._has_refused(rank, group, other)):
                 raise CallMismatch(self._told(group, call.number))
+
+    def _peers_in(self, group: OwnGroup) -> list[int] | None:
+        """Whose calls in a group can be compared with this rank's."""
+        if group not in self._peers:
+            ranks = self._board.members(group.shared)
+            self._peers[group] = [rank for rank in ranks if rank != group.rank] if group.rank in ranks else None
+        return self._peers[group]
 
     def _has_refused(self, rank: int, group: Group, call: NotedCall) -> bool:
         """Whether torch has refused this call on a rank that has moved on to its next: it will refuse it on all."""
@@ -77,7 +87,7 @@ class Agreement(Subscriber):
     def withdrawn(self, op: Op) -> None:
         """Take back the last call noted in a group: it counts as never made."""
         rank, group = op.group.rank, op.group.shared
-        if _is_compared(op) and rank in group.ranks:
+        if _is_compared(op) and self._peers_in(op.group) is not None:
             self._board.refuse(rank, group, self._numbers[group])
             self._numbers[group] -= 1
 
@@ -85,7 +95,7 @@ class Agreement(Subscriber):
         """What each rank of a group calls, once all have called or after `WAIT_S`."""
         end_s = time.monotonic() + WAIT_S
         while True:
-            calls = {rank: self._board.read(rank, group, number) for rank in group.ranks}
+            calls = {rank: self._board.read(rank, group, number) for rank in self._board.members(group)}
             if all(calls.values()) or time.monotonic() > end_s:
                 return describe({rank: call for rank, call in calls.items() if call})
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""L2: memory that all ranks of a launch share, in which each notes the collectives that it calls.
+"""L2: memory that the ranks of a host share, in which each notes the collectives that it calls.
 
 Every rank has a list of the groups that it has called something in, and for each of them a ring of slots: slot
 `number % DEPTH` holds its call `number`. A rank writes only its own part, and writes the number last, so that no reader
@@ -40,34 +40,38 @@ class NotedCall(NamedTuple):
 
 
 class Board:
-    """The notes of `world_size` ranks, and the `mail` on their messages.
+    """The notes of a host's `ranks`, which follow one another, and the `mail` on their messages.
 
     A process that multiprocessing starts with it as an argument shares it.
     """
 
-    def __init__(self, world_size: int, file: int | None = None) -> None:
-        self._world_size = world_size
+    def __init__(self, ranks: range, file: int | None = None) -> None:
+        self._ranks = ranks
         self._places: dict[tuple[int, Group], int] = {}
-        size = world_size * _PART_BYTES
-        self._file = new_file(size + world_size * mail.PART_BYTES) if file is None else file
+        size = len(ranks) * _PART_BYTES
+        self._file = new_file(size + len(ranks) * mail.PART_BYTES) if file is None else file
         self._memory = mmap.mmap(self._file, size)
-        self.mail = mail.MessageBoard(self._file, size, world_size)
+        self.mail = mail.MessageBoard(self._file, size, ranks)
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str], world_size: int) -> Board:
+    def at(cls, path: str | os.PathLike[str], ranks: range) -> Board:
         """The board in a file, which whoever comes first makes."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(file, world_size * (_PART_BYTES + mail.PART_BYTES))
-        return cls(world_size, file)
+        os.ftruncate(file, len(ranks) * (_PART_BYTES + mail.PART_BYTES))
+        return cls(ranks, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _shared, (self._world_size, DupFd(self._file))
+        return _shared, (self._ranks, DupFd(self._file))
 
     def close(self) -> None:
         """Release the memory and the file."""
         self._memory.close()
         self.mail.close()
         os.close(self._file)
+
+    def members(self, group: Group) -> list[int]:
+        """The ranks of a group that note their calls here: those of other hosts do elsewhere."""
+        return [rank for rank in group.ranks if rank in self._ranks]
 
     def note(self, rank: int, group: Group, call: NotedCall) -> None:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
@@ -113,7 +117,7 @@ class Board:
     def last_calls(self) -> dict[Group, dict[int, NotedCall]]:
         """For each group: the last call in it of each rank that has made one."""
         last: dict[Group, dict[int, NotedCall]] = {}
-        for rank in range(self._world_size):
+        for rank in self._ranks:
             for place, group in enumerate(self._groups(rank)):
                 calls = (self._call(self._slot(rank, place, number)) for number in range(DEPTH))
                 known = [call for call in calls if call is not None]
@@ -135,7 +139,7 @@ class Board:
         """A rank's groups, in the order of their places."""
         groups = []
         for place in range(MAX_GROUPS):
-            at = rank * _PART_BYTES + place * SLOT_BYTES
+            at = self._part(rank) + place * SLOT_BYTES
             name, bits = _GROUP.unpack_from(self._memory, at)
             if not bits:
                 break
@@ -147,14 +151,16 @@ class Board:
 
     def _place(self, rank: int, group: Group, new: bool = False) -> int | None:
         """The place of a group in a rank's part; None if the rank has not called anything in that group."""
-        if (rank, group) not in self._places:
+        place = self._places.get((rank, group))
+        if place is None:
             groups = self._groups(rank)
             fits = _GROUP.size + len(group.name.encode()) + group.ranks[-1] // 8 < SLOT_BYTES  # few thousand ranks
             if group not in groups and new and fits and len(groups) < MAX_GROUPS:
-                self._add(rank * _PART_BYTES + len(groups) * SLOT_BYTES, group)
+                self._add(self._part(rank) + len(groups) * SLOT_BYTES, group)
                 groups.append(group)
-            self._places.update({(rank, known): place for place, known in enumerate(groups)})
-        return self._places.get((rank, group))
+            self._places.update({(rank, known): at for at, known in enumerate(groups)})
+            place = self._places.get((rank, group))
+        return place
 
     def _add(self, at: int, group: Group) -> None:
         """Write down a new group: its name, and a bit for each rank up to its last."""
@@ -163,11 +169,15 @@ class Board:
         self._write(at + _GROUP.size, name + members)
         _GROUP.pack_into(self._memory, at, len(name), len(members))
 
+    def _part(self, rank: int) -> int:
+        """Where a rank's part begins."""
+        return (rank - self._ranks.start) * _PART_BYTES
+
     def _slot(self, rank: int, place: int, number: int) -> int:
-        return rank * _PART_BYTES + (MAX_GROUPS + place * (DEPTH + 1) + number % DEPTH) * SLOT_BYTES
+        return self._part(rank) + (MAX_GROUPS + place * (DEPTH + 1) + number % DEPTH) * SLOT_BYTES
 
     def _refused_slot(self, rank: int, place: int) -> int:
-        return rank * _PART_BYTES + (MAX_GROUPS + place * (DEPTH + 1) + DEPTH) * SLOT_BYTES
+        return self._part(rank) + (MAX_GROUPS + place * (DEPTH + 1) + DEPTH) * SLOT_BYTES
 
     def _write(self, at: int, data: bytes) -> None:
         self._memory[at:at + len(data)] = data
@@ -181,5 +191,5 @@ def _encoded(name: str, by: str, filename: str, arguments: str) -> tuple[tuple[i
     return tuple(map(len, texts)), b"".join(texts)[:SLOT_BYTES - _CALL.size]
 
 
-def _shared(world_size: int, file: Any) -> Board:
-    return Board(world_size, file.detach())
+def _shared(ranks: range, file: Any) -> Board:
+    return Board(ranks, file.detach())

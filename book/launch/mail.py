@@ -1,4 +1,4 @@
-"""L2: memory that all ranks of a launch share, in which each notes the messages that it sends and receives.
+"""L2: memory that the ranks of a host share, in which each notes the messages that it sends and receives.
 
 Every rank writes into slots of its own only. What it notes of message `number` of a channel is in the slot that the
 channel's first byte and the number give, until another note takes that slot; the key is written last, so that no
@@ -63,10 +63,11 @@ def unpacked(note: bytes) -> Sent:
 
 
 class MessageBoard:
-    """The notes of all ranks in a shared file, from byte `start` on."""
+    """The notes of a host's ranks in a shared file, from byte `start` on; of other ranks nothing is known."""
 
-    def __init__(self, file: int, start: int, world_size: int) -> None:
-        self._memory = mmap.mmap(file, world_size * PART_BYTES, offset=start)
+    def __init__(self, file: int, start: int, ranks: range) -> None:
+        self._ranks = ranks
+        self._memory = mmap.mmap(file, len(ranks) * PART_BYTES, offset=start)
 
     def close(self) -> None:
         """Release the memory."""
@@ -75,7 +76,9 @@ class MessageBoard:
     def post(self, rank: int, channel: bytes, number: int, note: bytes, clock: bytes = b"") -> None:
         """Note this rank's own side of a message; `channel` has 8 bytes, the `clock` 4 for each of `MAX_CLOCK` ranks.
         """
-        at, memory = _slot(rank, channel, number), self._memory
+        if rank not in self._ranks:
+            return
+        at, memory = self._slot(rank, channel, number), self._memory
         memory[at:at + 8] = _NONE
         memory[at + _NOTE:at + _NOTE + len(note)] = note
         memory[at + 8:at + _CLOCK + len(clock)] = _NUMBER.pack(number, 0) + clock
@@ -91,8 +94,8 @@ class MessageBoard:
 
     def finish(self, rank: int, channel: bytes, number: int, time: int) -> None:
         """Note that this rank has waited for its side of a message, as the `time`-th of all, from 1."""
-        at = _slot(rank, channel, number)
-        if self._memory[at:at + 16] == channel + number.to_bytes(8, "little"):
+        at = self._find(rank, channel, number)
+        if at is not None:
             self._memory[at + _FINISHED:at + _CLOCK] = time.to_bytes(4, "little")
 
     def finished(self, rank: int, channel: bytes, number: int) -> int:
@@ -102,18 +105,25 @@ class MessageBoard:
 
     def take_back(self, rank: int, channel: bytes, number: int) -> None:
         """Forget a note of this rank's own."""
-        at = _slot(rank, channel, number)
-        if self._memory[at:at + 16] == channel + number.to_bytes(8, "little"):
+        at = self._find(rank, channel, number)
+        if at is not None:
             self._memory[at:at + 8] = _NONE
 
     def _read(self, rank: int, channel: bytes, number: int, first: int, end: int) -> bytes | None:
         """Some bytes of a slot that has this key, before they are read and after."""
-        at, key, memory = _slot(rank, channel, number), channel + number.to_bytes(8, "little"), self._memory
-        if memory[at:at + 16] != key:
+        at = self._find(rank, channel, number)
+        if at is None:
             return None
-        found = memory[at + first:at + end]
-        return found if memory[at:at + 16] == key else None
+        found = self._memory[at + first:at + end]
+        return found if self._find(rank, channel, number) is not None else None
 
+    def _find(self, rank: int, channel: bytes, number: int) -> int | None:
+        """Where the slot with this key begins; None if there is none."""
+        if rank not in self._ranks:
+            return None
+        at = self._slot(rank, channel, number)
+        return at if self._memory[at:at + 16] == channel + number.to_bytes(8, "little") else None
 
-def _slot(rank: int, channel: bytes, number: int) -> int:
-    return rank * PART_BYTES + (channel[0] % CHANNELS * DEPTH + number % DEPTH) * SLOT_BYTES
+    def _slot(self, rank: int, channel: bytes, number: int) -> int:
+        within = channel[0] % CHANNELS * DEPTH + number % DEPTH
+        return (rank - self._ranks.start) * PART_BYTES + within * SLOT_BYTES

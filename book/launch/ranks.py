@@ -91,7 +91,7 @@ class Ranks:
     def __init__(self, world_size: int, on_line: Callable[[int, str], None] | None, check_calls: bool = True) -> None:
         self._all = [RankProcess(rank) for rank in range(world_size)]
         self._on_line = on_line
-        self._board = Board(world_size) if check_calls else None
+        self._board = Board(range(world_size)) if check_calls else None
         self._selector = selectors.DefaultSelector()
         self._looked_s = self._changed_s = time.monotonic()
 

@@ -31,6 +31,9 @@ class OwnGroup(NamedTuple):
     backend: str
     rank: int  # in the world
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # that of all members takes microseconds where there are a thousand
+
     @property
     @functools.cache  # noqa: B019, there are few groups
     def shared(self) -> Group:

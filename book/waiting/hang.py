@@ -15,6 +15,9 @@ class Group(NamedTuple):
     name: str
     ranks: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # that of all ranks takes microseconds where there are a thousand
+
 
 class CollectiveCall(NamedTuple):
     """A call of a collective, the `number`-th in its group, and the line it is at.
