@@ -6,10 +6,11 @@ There is one way for each, but for two things: the chunk player's prose joins ra
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, TypeVar
 
 LONG_RUN = 5  # so many consecutive ranks or more are written as a range
+MANY_EQUAL_GAPS = 8  # and so many with equal gaps by their first, their last and the gap
 _VERBS = {"has": "have", "is": "are", "does": "do"}
 BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
 Told = TypeVar("Told", bound=Hashable)
@@ -19,11 +20,15 @@ FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and i
 def named(ranks: Iterable[int]) -> str:
     """Ranks in words, five or more consecutive ones as a range: "rank 2", "ranks 0, 1, 4-63".
 
+    Where eight or more have equal gaps, as the replicas of a mesh: "ranks 0-1008 in steps of 16".
     `widgets.player_words.ranks_named` is for prose about the few ranks of a picture, "ranks 0, 1 and 3".
     """
     numbers = [int(rank) for rank in ranks]
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     parts = [f"{run[0]}-{run[-1]}" if len(run) >= LONG_RUN else listed(run) for run in runs]
+    gaps = {later - earlier for earlier, later in pairwise(numbers)}
+    if len(numbers) >= MANY_EQUAL_GAPS and len(gaps) == 1 and min(gaps) > 1:
+        parts = [f"{numbers[0]}-{numbers[-1]} in steps of {min(gaps)}"]
     return f"{plural('rank', len(numbers))} {listed(parts)}"
 
 

@@ -267,3 +267,11 @@ def test_a_rank_that_has_left_out_ddps_sums_is_named_once_it_has_ended() -> None
                  ending._replace(calls={Group("0", (0, 1)): histories[1]}, models=[model])]
         told = [*out_of_step(Hang(ranks, {Group("0", (0, 1)): last}))]
         assert [one.partition(", at")[0] for one in told] == said
+
+
+@pytest.mark.parametrize("ranks, words", [
+    (range(0, 1024, 16), "ranks 0-1008 in steps of 16"), (range(1, 17, 2), "ranks 1-15 in steps of 2"),
+    (range(1, 15, 2), "ranks 1, 3, 5, 7, 9, 11, 13"), ([*range(0, 16, 2), 15], "ranks 0, 2, 4, 6, 8, 10, 12, 14, 15"),
+    ([*range(8), *range(16, 24)], "ranks 0-7, 16-23"), (range(64), "ranks 0-63"), ([5], "rank 5")])
+def test_many_ranks_have_few_words(ranks: Sequence[int], words: str) -> None:
+    assert named(ranks) == words
