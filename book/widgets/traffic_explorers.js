@@ -76,7 +76,10 @@ function drawRace(field, W, { runs, order, even }, { num_bytes }) {
   });
   const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
   const set = chart(field, { W, H: 180, axes, curves, now: num_bytes, name });
-  if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
+  if (!even) return;
+  const meet = [even, runs.find(isRing).time(even)];
+  if (W < 520) dot(set, meet, "n*", 0);
+  else dot(set, meet, `n* = ${trim(bytes(even))}`, W, 16);
 }
 
 function tellRace({ order, even, runs }, { ranks, num_bytes, slow_link, slow_rank }) {
