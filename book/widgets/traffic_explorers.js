@@ -198,8 +198,9 @@ function served({ ranks, servers: wanted, num_bytes, ...rest }, data) {
     const most = max(...order.sent_bytes(num_bytes));
     return { count, most, time: durationOf(order, num_bytes, link, options) };
   };
-  const counts = range(ranks, i => i + 1).filter(k => ranks % k === 0 || k === wanted);
-  const all = counts.filter(k => k <= ranks).map(k => run(k, servers(k, ranks)));
+  const all = range(ranks, i => i + 1)
+    .filter(k => ranks % k === 0 || k === wanted)
+    .map(k => run(k, servers(k, ranks)));
   const now = all.find(one => one.count === min(wanted, ranks));
   return { all, now, ring: run(0, collectives.ring_all_reduce(ranks)) };
 }
@@ -225,6 +226,8 @@ function tellServers({ now, ring, all }, { ranks, num_bytes }) {
 
 explorer("server_explorer", {
   ...{ answer: served, draw: drawServers, tell: tellServers, beside: besideRing },
+  /** There are no more servers, counted from 1 on, than machines. */
+  refine: (at, dials) => (at[0] = min(at[0], dials[1].values[at[1]] - 1)),
   told: ({ now }) => ({ length: now.time, most: now.most }),
 });
 
