@@ -61,8 +61,9 @@ function draw(field, W, found, chosen, data) {
   const gigabytes = small
     ? "GB by time of a step; " + many.replace("layouts ", "")
     : `GB of a GPU; ${many}: ${byTouch() ? "tap" : "click"} one`;
+  const some = ticks.filter((_, i) => i % every === 0);
   const axes = {
-    x: { low, high, tens: true, ticks: ticks.filter((_, i) => i % every === 0), text: time, label: small ? "" : "time of a step" },
+    x: { low, high, tens: true, ticks: some, text: time, label: small ? "" : "time of a step" },
     y: { low: 0, high: usable, ticks: [0, usable / 2, usable], text: x => round(x / 1e9), label: gigabytes },
   };
   const inside = all => all.filter(d => d.step <= high).map(d => [d.step, d.memory]);
