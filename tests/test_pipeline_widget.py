@@ -452,6 +452,13 @@ def test_a_race_runs_on_one_clock(show: Callable) -> None:
         f"0/{peak}" for schedule in PIPELINES.values() for peak in schedule.peak_in_flight()]
 
 
+def test_words_of_neighbouring_blocks_do_not_touch_on_a_phone(show: Callable) -> None:
+    page = show(pipeline_player(one_f_one_b(4, 16)), width=390)  # a backward is as wide as a digit there
+    free = page.evaluate("""[...document.querySelectorAll('.lk-block:has(text)')].map(block =>
+        block.querySelector('rect').getBBox().width - block.querySelector('text').getBBox().width)""")
+    assert min(free, default=2) >= 1 and page.locator(".lk-block").count() > 100
+
+
 @pytest.mark.parametrize("width", first(390, 760))
 def test_a_race_can_be_read(show: Callable, width: int) -> None:
     page = show(pipeline_race(PIPELINES), width=width, height=1500)

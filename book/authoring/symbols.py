@@ -78,7 +78,7 @@ def add_first_uses(app: Sphinx, page: str, source: list[str]) -> None:
 def place(path: Path) -> str:
     """What a table calls a chapter."""
     number = path.name[:2]
-    return f"chapter {int(number)}" if number < "80" else "going deeper"
+    return f"chapter\u00a0{int(number)}" if number < "80" else "going deeper"  # on one line, in a narrow column
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -165,7 +165,7 @@ function stripOf(parent, { ranks, peak, several, at, who }, r, { W, left, top, l
     });
     const batches = `activations of ${num(k, "micro-batch").replace("hs", "hes")}`;
     const texts = [several ? num(k, "forward") + " kept" : batches, k + " kept"];
-    words.textContent = fit(texts, left + room - from - 6.3 * gone.length - 8) ?? "";
+    words.textContent = fit(texts, left + room - from - 6.3 * gone.length - 2) ?? "";
   };
 }
 
