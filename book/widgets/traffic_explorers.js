@@ -86,8 +86,8 @@ function tellRace({ order, even, runs }, { ranks, num_bytes, slow_link, slow_ran
   const [best, ...rest] = order;
   const times = rest.map(({ label, now }) => `${label} ${times_(now / best.now)}`);
   const slow = [
-    slow_link > 1 && `the link between ranks 0 and 1 ${slow_link} times slower`,
-    slow_rank > 1 && `rank 1 ${slow_rank} times slower`,
+    slow_link > 1 && `link 0–1 slowed ${slow_link}×`,
+    slow_rank > 1 && `rank 1 slowed ${slow_rank}×`,
   ].filter(Boolean);
   const how = slow.length ? `, with ${slow.join(" and ")}` : "";
   const head = `On ${ranks} ranks, ${trim(bytes(num_bytes))}${how}: `;
