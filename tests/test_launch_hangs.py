@@ -139,6 +139,7 @@ TOLD = {
     "one_loads_a_checkpoint": ("Only rank 0 has loaded a state in", "load_state_dict(saved)"),
     "a_scheduler_with_each_rank_s_own_loss": ("lr was 0.1 on rank 0 and 0.01 on ranks 1, 2",
                                               "DistributedDataParallel(torch.nn.Linear(4, 1))"),
+    "gradients_of_models_that_differ": ("the parameters whose gradients ranks 0, 1, 2 sum in line", "dist.all_reduce("),
     "copies_of_shards_that_each_rank_makes": ("which hold copies of the same shard, already before the first step",
                                               "fully_shard(layer, mesh=mesh)"),
     "an_optimizer_made_before_sharding": ("steps in vain on ranks 0, 1, 2: its 2 parameters are in no model",
