@@ -277,6 +277,14 @@ def test_ranks_in_different_calls_wait_for_one_another() -> None:
         assert not any(stand.waits for stand in standstill(Hang(ranks, {world: same})).stands)
 
 
+def test_a_rank_in_an_all_reduce_of_ddp_waits_for_those_that_are_in_another_call_instead() -> None:
+    """What DDP has called is not known to be done, as it is for a rank that has gone on to compute."""
+    world, ranks = Group("0", (0, 1)), [waits_in("barrier"), waits_in("backward")]
+    last = {0: _call(38, "barrier")._replace(done=False), 1: _call(38)}
+    assert waits_told(standstill(Hang(ranks, {world: last})).stands) == "rank 0 waits for rank 1; rank 1 waits for rank 0"
+    assert not any(stand.waits for stand in standstill(Hang([ranks[0], COMPUTES], {world: last})).stands)
+
+
 def test_what_all_had_done_is_of_another_group_where_that_which_hangs_has_done_nothing() -> None:
     world, pair = Group("0", (0, 1, 2)), Group("1", (0, 1))
     calls = {pair: {0: _call(1)}, world: dict.fromkeys(range(3), _call(9)._replace(done=True))}
