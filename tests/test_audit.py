@@ -424,6 +424,21 @@ def averaged_by_hand_of_a_head_of_its_own():
     averaged_by_hand(model, lambda each: dist.all_reduce(each.grad.data, op=dist.ReduceOp.AVG))
 
 
+def averaged_by_hand_of_two_models_of_which_one_is_its_own():
+    rank = start(same_seed=True)
+    models = [mlp()]
+    torch.manual_seed(rank)
+    models.append(mlp())
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    for model in models:
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+    for model in models:
+        for each in model.parameters():
+            dist.all_reduce(each.grad)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 CUT = "the model that fully_shard cuts in test_audit.py line "
 SHARDS = {
     copies_of_shards_made_by_each_rank: (4, [
@@ -481,6 +496,7 @@ FAULTS = {
     equal_masks: ["dropout zeroes the same elements on ranks 0, 1"],
     averaged_by_hand_of_models_of_their_own: [
         "the parameters whose gradients ranks 0, 1 sum in test_audit.py line ", "already before the first step"],
+    averaged_by_hand_of_two_models_of_which_one_is_its_own: ["the parameters whose gradients ranks 0, 1 sum in "],
     averaged_by_hand_of_a_head_of_its_own: ["2 parameters whose gradients ranks 0, 1 sum in ", "dist.broadcast("],
     an_optimizer_made_before_the_head: ["steps in vain on ranks 0, 1: 2 of its 4 parameters are in no model any more"],
     an_optimizer_made_before_sharding: ["steps in vain on ranks 0, 1: its 4 parameters are in no model any more"],

@@ -281,7 +281,8 @@ def test_a_rank_in_an_all_reduce_of_ddp_waits_for_those_that_are_in_another_call
     """What DDP has called is not known to be done, as it is for a rank that has gone on to compute."""
     world, ranks = Group("0", (0, 1)), [waits_in("barrier"), waits_in("backward")]
     last = {0: _call(38, "barrier")._replace(done=False), 1: _call(38)}
-    assert waits_told(standstill(Hang(ranks, {world: last})).stands) == "rank 0 waits for rank 1; rank 1 waits for rank 0"
+    assert waits_told(standstill(Hang(ranks, {world: last})).stands) == (
+        "rank 0 waits for rank 1; rank 1 waits for rank 0")
     assert not any(stand.waits for stand in standstill(Hang([ranks[0], COMPUTES], {world: last})).stands)
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,10 +41,12 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
 
 def summed(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Parameters that differed between ranks when these first summed the gradients by a line of the program."""
-    found: dict[tuple[tuple[int, ...], str], dict[int, Mapping[str, Value]]] = defaultdict(dict)
+    found: dict[tuple[tuple[int, ...], str, int], dict[int, Mapping[str, Value]]] = defaultdict(dict)
+    before = Counter[tuple[int, tuple[int, ...], str]]()  # optimizers
     for rank, each in noted(ranks, "summed"):
-        found[each.ranks, each.place].setdefault(rank, each.values)
-    for (some, place), held in found.items():
+        found[each.ranks, each.place, before[rank, each.ranks, each.place]][rank] = each.values
+        before[rank, each.ranks, each.place] += 1
+    for (some, place, _), held in found.items():
         first, *others = held.values()
         names = [name for name in first if any(name in each and _differ(first[name], each[name]) for each in others)]
         if names and place:

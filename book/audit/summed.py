@@ -18,7 +18,7 @@ from book.tap import Op, Subscriber
 from book.tap.log import Place
 
 LOOKS = 3  # steps of an optimizer: the first one may have no gradients
-MOST = 256  # all-reduces between two steps
+MOST = 1024  # all-reduces, the last ones
 
 Where = tuple[tuple[int, ...], Place | None]  # the ranks and the line of an all-reduce
 
@@ -27,14 +27,16 @@ class Sums(Subscriber):
     """Notes what optimizers hold where the program has all-reduced the gradients."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[StorageWeakRef, Where]] = {}  # since the last step, by their tensors' addresses
+        self._sums: dict[int, tuple[StorageWeakRef, Where]] = {}  # by their tensors' addresses
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._found: list[tuple[Where, dict[str, Held]]] = []
 
     @quietly
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        if op.function == "all_reduce" and op.owner is None and op.reduces in ("SUM", "AVG") and len(self._sums) < MOST:
+        if op.function == "all_reduce" and op.owner is None and op.reduces in ("SUM", "AVG"):
             where = op.group.shared.ranks, op.place
+            if len(self._sums) == MOST:
+                self._sums.pop(next(iter(self._sums)))
             self._sums[tensors[0].data_ptr()] = StorageWeakRef(tensors[0].untyped_storage()), where
 
     @quietly
@@ -43,10 +45,9 @@ class Sums(Subscriber):
         steps = self._steps.get(optimizer, 0)
         if steps < LOOKS and self._sums:
             self._steps[optimizer] = LOOKS if self._look(optimizer) else steps + 1
-        self._sums.clear()
 
     def _look(self, optimizer: Any) -> bool:
-        """Note the parameters whose gradients have been summed since the last step; whether there are any."""
+        """Note the parameters whose gradients have been summed; whether there are any."""
         found: dict[Where, list[tuple[str, Any]]] = {}
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         for number, each in enumerate(trained):
