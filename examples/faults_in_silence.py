@@ -92,6 +92,23 @@ def a_scheduler_with_each_rank_s_own_loss() -> None:
         scheduler.step(float(step * (rank - 1)))  # say, the loss on this rank's share of the validation data
 
 
+def gradients_of_models_that_differ() -> None:
+    """Each rank makes a model of its own, and the program averages the gradients by itself.
+
+    DDP copies rank 0's parameters to all ranks. Without DDP, broadcast them, or make the model with one seed.
+    """
+    rank = start()
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
+
+
 def copies_of_shards_that_each_rank_makes() -> None:
     """Each rank makes a model of its own, and FSDP keeps copies of the shards (HSDP).
 
@@ -328,7 +345,7 @@ def an_error_in_a_thread() -> None:
 GROUPS: dict[str, list[Program]] = {
     "Replicas of a model": [
         a_forward_past_the_wrapper, a_head_after_wrapping, one_loads_a_checkpoint,
-        a_scheduler_with_each_rank_s_own_loss, copies_of_shards_that_each_rank_makes,
+        a_scheduler_with_each_rank_s_own_loss, gradients_of_models_that_differ, copies_of_shards_that_each_rank_makes,
         an_optimizer_made_before_sharding,
     ],
     "Data and random numbers": [

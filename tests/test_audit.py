@@ -401,6 +401,44 @@ def shards_that_read_the_same():
         step(model, optimizer, batch)
 
 
+def averaged_by_hand(model, sums=lambda each: dist.all_reduce(each.grad), parameters=None):
+    """Trains without DDP, and averages the gradients of these parameters, by default of all."""
+    parameters = list(parameters or model.parameters())
+
+    def average():
+        for each in parameters:
+            sums(each)
+            each.grad /= dist.get_world_size()
+
+    trained(model, optimizer=torch.optim.Adam(model.parameters()), before=average)
+
+
+def averaged_by_hand_of_models_of_their_own(): averaged_by_hand((start(), mlp())[1])
+
+
+def averaged_by_hand_of_a_head_of_its_own():
+    rank = start(same_seed=True)
+    model = mlp()
+    torch.manual_seed(rank)
+    model[2] = nn.Linear(8, 2)
+    averaged_by_hand(model, lambda each: dist.all_reduce(each.grad.data, op=dist.ReduceOp.AVG))
+
+
+def averaged_by_hand_of_two_models_of_which_one_is_its_own():
+    rank = start(same_seed=True)
+    models = [mlp()]
+    torch.manual_seed(rank)
+    models.append(mlp())
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    for model in models:
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+    for model in models:
+        for each in model.parameters():
+            dist.all_reduce(each.grad)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 CUT = "the model that fully_shard cuts in test_audit.py line "
 SHARDS = {
     copies_of_shards_made_by_each_rank: (4, [
@@ -456,6 +494,10 @@ FAULTS = {
     samplers_with_other_seeds: ["shuffles with seed + epoch = 0 on rank 0 and 1 on rank 1"],
     splits_that_differ: ["the ranks split the same data differently in test_audit.py line "],
     equal_masks: ["dropout zeroes the same elements on ranks 0, 1"],
+    averaged_by_hand_of_models_of_their_own: [
+        "the parameters whose gradients ranks 0, 1 sum in test_audit.py line ", "already before the first step"],
+    averaged_by_hand_of_two_models_of_which_one_is_its_own: ["the parameters whose gradients ranks 0, 1 sum in "],
+    averaged_by_hand_of_a_head_of_its_own: ["2 parameters whose gradients ranks 0, 1 sum in ", "dist.broadcast("],
     an_optimizer_made_before_the_head: ["steps in vain on ranks 0, 1: 2 of its 4 parameters are in no model any more"],
     an_optimizer_made_before_sharding: ["steps in vain on ranks 0, 1: its 4 parameters are in no model any more"],
 }
@@ -874,7 +916,32 @@ def a_sampler_for_each_epoch():
         del sampler
 
 
+def averaged_by_hand_of_equal_models():
+    start()
+    model = mlp()
+    for each in model.parameters():
+        dist.broadcast(each.data, src=0)
+    averaged_by_hand(model)
+
+
+def averaged_by_hand_of_what_all_share():
+    """Each rank has a half of its own, as in tensor parallelism: only what both hold is summed."""
+    start()
+    model = mlp()
+    for each in model[2].parameters():
+        dist.broadcast(each.data, src=0)
+    averaged_by_hand(model, parameters=model[2].parameters())
+
+
+def models_of_their_own_with_a_loss_that_is_shown():
+    """Its memory may be a gradient's when the optimizer makes its step."""
+    start()
+    trained(mlp(), before=lambda: [dist.all_reduce(torch.ones(size)) for size in (1, 2, 8, 16, 48)])
+
+
 RIGHT = {
+    averaged_by_hand_of_equal_models: 2, averaged_by_hand_of_what_all_share: 2,
+    models_of_their_own_with_a_loss_that_is_shown: 2,
     averaged_by_hand_and_saved: 2, a_sampler_for_each_epoch: 2,
     an_ordinary_training: 2, an_average_of_the_weights: 2, accumulated_gradients: 2, averaged_every_third_step: 2,
     averaged_once_more_to_come: 2, rank_0_loads_its_best_in_the_end: 2, rank_0_swaps_its_average_in: 2,

@@ -634,6 +634,14 @@ def test_groups_of_the_same_ranks_are_told_apart() -> None:
         "  group of ranks 0, 1 (group 2 of 2): all_reduce 3; 12 B in a rank's tensors"]
 
 
+def test_bytes_are_said_to_be_without_those_of_objects() -> None:
+    group = Group("0", (0, 1))
+    totals = {(group, "all_reduce"): (4, 16), (group, "all_gather_object"): (2, 0)}
+    ranks = [Told(rank, 2, 2, 0, 0.0, ended=True, totals=totals) for rank in (0, 1)]
+    assert ending.summary(ranks, []).splitlines()[1:] == [
+        "  group of ranks 0, 1: all_reduce 4, all_gather_object 2; 16 B in a rank's tensors, its objects not counted"]
+
+
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:
     status, said, _ = job(tmp_path, "x = 1\nraise OSError('no data')\n", ranks=1)
     assert status == 1 and "failed in train.py line 2: raise OSError('no data')\nOSError: no data" in said

@@ -14,6 +14,7 @@ while they run, and exchange nothing for it: whoever started them compares the n
     hooks      where it is seen what a program does with models, optimizers and data
     quiet      what noting may do to a run: take a small share of its time, and never disturb it
     replicas   the copies of models in DDP: their parameters as training goes on, and what may part them
+    summed     parameters whose gradients the program sums by itself
     sharded    the same of models in FSDP: copies of one shard, and what must be the same of all
     reading    the data: batches of loaders, random splits, shards of samplers
     orphans    parameters that an optimizer holds, and no model
@@ -41,6 +42,7 @@ from book.tap.replaced import when_stopped
 
 if TYPE_CHECKING:
     from book.audit.replicas import ReplicaNotes
+    from book.audit.summed import Sums
 
 __all__ = ["Notes", "compare", "findings", "ignore", "notes", "start"]
 
@@ -51,6 +53,7 @@ class _Following(NamedTuple):
     touches: Touches
     passed: Passed
     replicas: ReplicaNotes
+    sums: Sums
 
 
 _following: list[_Following] = []  # once this process takes notes
@@ -66,14 +69,15 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
     """
     from book.audit import hooks, orphans, reading
     from book.audit.replicas import ReplicaNotes
+    from book.audit.summed import Sums
     if not _following:
         for part in (uncaught, shorter, reading, orphans):
             part.forget()  # an earlier run of this process
         tap.start()
-        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), ReplicaNotes(every)))
+        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), ReplicaNotes(every), Sums()))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
-        hooks.install(_following[0].replicas)
+        hooks.install(_following[0].replicas, _following[0].sums)
         uncaught.start()
         when_stopped(_stop)
 
@@ -96,6 +100,7 @@ def notes(place_of: PlaceOf) -> Notes:
         uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of), shorter=shorter.told(place_of),
         touched=own.touches.told(place_of), threads=own.threads.told(place_of), uses=own.passed.told(place_of),
         replicas=own.replicas.notes(place_of, is_over), orphans=orphans.notes(place_of),
+        summed=own.sums.told(place_of) if digests.reached() else (),
         **reading.notes(place_of, digests.reached()))
 
 

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from book.audit.notes import Notes, Replica, Value, noted
-from book.words import agree, alike, capitalised, joined, listed, named
+from book.words import agree, alike, capitalised, counted, joined, listed, named
 
 MOST_NAMES = 4
 Copies = Mapping[int, Replica]  # by rank
@@ -37,6 +37,23 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     for all_copies in copies_of(ranks):
         said = [sentence for copies in _by_shard(all_copies) if (sentence := _mixed(copies) or _apart(copies))]
         yield from said[:1] or _uneven(all_copies)  # the copies of one shard tell of those of the others
+
+
+def summed(ranks: Sequence[Notes | None]) -> Iterator[str]:
+    """Parameters that differed between ranks when these first summed the gradients by a line of the program."""
+    found: dict[tuple[tuple[int, ...], str, int], dict[int, Mapping[str, Value]]] = defaultdict(dict)
+    before = Counter[tuple[int, tuple[int, ...], str]]()  # optimizers
+    for rank, each in noted(ranks, "summed"):
+        found[each.ranks, each.place, before[rank, each.ranks, each.place]][rank] = each.values
+        before[rank, each.ranks, each.place] += 1
+    for (some, place, _), held in found.items():
+        first, *others = held.values()
+        names = [name for name in first if any(name in each and _differ(first[name], each[name]) for each in others)]
+        if names and place:
+            which = "the parameters" if len(names) == len(first) else counted(len(names), "parameter")
+            yield (f"{which} whose gradients {named(some)} sum in {place} {agree('differs', names)} between these "
+                   "ranks already before the first step with these, and each step adds the same: make them equal "
+                   "before, as by dist.broadcast(parameter.data, src=0) of each")
 
 
 def _by_shard(copies: Copies) -> list[Copies]:

@@ -17,7 +17,7 @@ MOST = 3  # sentences; the first ones explain the rest
 
 FINDINGS: Sequence[Look] = (
     threads_that_failed, alone.look, threads.look, layouts.look, shorter.look, touched.look, passed.look,
-    samples.idle_optimizers, drift.look, samples.same_batches, samples.whole_epochs, samples.same_workers,
+    samples.idle_optimizers, drift.look, drift.summed, samples.same_batches, samples.whole_epochs, samples.same_workers,
     samples.other_splits, samples.other_shards, samples.same_orders, samples.same_masks)
 
 

@@ -15,15 +15,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from book.audit import orphans, reading
 from book.audit.quiet import quietly
 from book.audit.replicas import ReplicaNotes
+from book.audit.summed import Sums
 from book.tap.imported import once_imported
 from book.tap.replaced import replace, when_stopped
 
 
-def install(replicas: ReplicaNotes) -> None:
+def install(replicas: ReplicaNotes, sums: Sums) -> None:
     """See these calls from now on."""
     _before(DistributedDataParallel, "_pre_forward", lambda model, *inputs, **named: replicas.forward(
         model, (inputs, named)))
     for hook in (register_optimizer_step_pre_hook(replicas.before_step),
+                 register_optimizer_step_pre_hook(sums.before_step),
                  register_optimizer_step_post_hook(replicas.after_step),
                  register_optimizer_step_post_hook(orphans.stepped)):
         when_stopped(hook.remove)

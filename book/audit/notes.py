@@ -107,6 +107,13 @@ class Orphans(NamedTuple):
     total: int
 
 
+class Summed(NamedTuple):
+    """Parameters before a step, by their order in the optimizer, whose gradients this line had summed over ranks."""
+    ranks: tuple[int, ...]
+    place: str
+    values: Mapping[str, Value]
+
+
 def noted(ranks: Sequence[Notes | None], field: str) -> Iterator[tuple[int, Any]]:
     """Each rank with each of what it has noted in a field of `Notes`."""
     for rank, notes in enumerate(ranks):
@@ -130,3 +137,4 @@ class Notes(NamedTuple):
     splits: tuple[RandomSplit, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     orphans: tuple[Orphans, ...] = ()
+    summed: tuple[Summed, ...] = ()

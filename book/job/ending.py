@@ -136,7 +136,8 @@ def summary(ranks: Sequence[Told], timelines: Sequence[Timeline], work: Work | N
     for group, each in groups.items():
         made = ", ".join(f"{name} {calls}" for name, (calls, _) in sorted(each.items(), key=lambda one: -one[1][0]))
         size = sum(size for _, size in each.values())
-        lines.append(f"  group of {names[group]}: {made}; {in_bytes(size)} in a rank's tensors")
+        objects = ", its objects not counted" if any("object" in name for name in each) else ""
+        lines.append(f"  group of {names[group]}: {made}; {in_bytes(size)} in a rank's tensors{objects}")
     everyone = len(ranks) == max(said.world_size for said in ranks)
     notes = _notes(ranks) if everyone else []
     return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])

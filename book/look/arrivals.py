@@ -71,6 +71,11 @@ class Arrivals:
         rows, last = np.sort(np.nan_to_num(self.starts_s, nan=-np.inf), axis=1)[:, -2:], self.last
         return [length(union(rows[last == position])) for position in range(len(self.ranks))]
 
+    def longest_s(self, position: int) -> float:
+        """For how long all others waited for a rank in the one collective in which they did so longest."""
+        rows = np.sort(np.nan_to_num(self.starts_s[self.last == position], nan=-np.inf), axis=1)[:, -2:]
+        return float((rows[:, 1] - rows[:, 0]).max(initial=0.0))
+
     @property
     def transfer_share(self) -> float:
         """The share of the time in which all had come and none was released."""

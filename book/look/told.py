@@ -215,7 +215,8 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
         slow = found.awaited
         if slow is not None and found.transfer_share <= TRANSFER:
             yield (f"no rank is late by its own time: for {lost[slow] / wall_s:.0%} of the time all others waited for "
-                   f"rank {found.ranks[slow]}, which the exchange before had released later: look at its link")
+                   f"rank {found.ranks[slow]}, which the exchange before had released later: look at its link, and at "
+                   "what else runs on its cores")
             return
         yield {LINK: f"no rank is late: the exchanges themselves take {found.transfer_share:.0%} of the time, when all "
                      "ranks have come. The link, or what serves it, is slow for these bytes",
@@ -224,8 +225,10 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
                NOBODY: f"no rank is late: {kept}"}[found.cause]
         return
     num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
+    longest_s = found.longest_s(position)
     times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
     yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
-           f"{in_seconds(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
+           f"{in_seconds(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time"
+           + (f"; {in_seconds(longest_s)} of that in one exchange" if longest_s > lost[position] / 2 else ""))
     phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
     yield f"  what takes it longer than the others: {phase}, {in_seconds(seconds / num)} {each}"

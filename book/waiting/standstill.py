@@ -75,12 +75,17 @@ def _in_other_calls(hang: Hang, rank: int) -> Iterator[WaitFor]:
     """For those who are in another call than this rank where all should be in the same."""
     for group, last in hang.calls.items():
         mine = last.get(rank)
-        if mine is None or mine.done is not False:
+        if mine is None or not _is_in(hang, rank, mine):
             continue
-        others = tuple(one for one in group.ranks if one in last and last[one].done is False
+        others = tuple(one for one in group.ranks if one in last and _is_in(hang, one, last[one])
                        and last[one].number == mine.number and _same(last[one]) != _same(mine))
         if others:
             yield WaitFor(mine.name, others)
+
+
+def _is_in(hang: Hang, rank: int, last: CollectiveCall) -> bool:
+    """Whether a rank that waits is in its last call, as far as that is known: DDP does not tell of its own."""
+    return last.done is False or (last.done is None and hang.ranks[rank].doing.waits)
 
 
 def _same(call: CollectiveCall) -> tuple[str, str]:
