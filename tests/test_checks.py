@@ -1,5 +1,7 @@
 """What all checks share, and checks on buffers and groups: what passes, what just fails, what no answer reaches."""
+import contextlib
 import threading
+import traceback
 from operator import methodcaller
 
 import numpy as np
@@ -12,7 +14,7 @@ from book.checks.attribution import Attribution
 from book.checks.formula import Formula
 from book.checks.interleaved import as_if_in_turn
 from book.checks.verdict import CheckFailed
-from book.launch import RankError, launch, rank_device
+from book.launch import LaunchError, RankError, launch, rank_device
 from book.pipelines import one_f_one_b
 from book.trace import Event, Trace, parting
 
@@ -167,6 +169,24 @@ def fail_on(wrong_rank, error):
     dist.init_process_group()
     if dist.get_rank() == wrong_rank:
         raise error
+
+
+def over_rpc(error, worker):
+    """An error as RPC words it for the one who called a worker: in its text, and with a traceback there."""
+    def raise_it():
+        raise error
+
+    with contextlib.suppress(CheckFailed):
+        raise_it()
+    shown = "".join(traceback.format_exception(error))
+    return CheckFailed(f"On WorkerInfo(id={worker}, name=worker{worker}):\n{error!r}\n{shown}")
+
+
+def test_a_check_that_fails_on_a_remote_worker_says_only_its_own_sentence():
+    launched = LaunchError("rank 0 failed")
+    launched.__cause__ = over_rpc(over_rpc(CheckFailed("stage 1 gets tokens: call each once"), 2), 1)
+    with pytest.raises(CheckFailed, match="^stage 1 gets tokens: call each once$"), verdict.explained(str):
+        raise launched
 
 
 @pytest.mark.slow

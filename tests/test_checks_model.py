@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book.checks import (best_layout, hybrid, hybrid_steps, meshes, pipeline_orders, pipeline_parallel, planner,
-                         recordings, tensor_model, tensor_parallel)
+from book.checks import (best_layout, hybrid, hybrid_steps, meshes, pipeline_orders, pipeline_parallel,
+                         pipeline_replicas, planner,
+                         recordings, tensor_model, tensor_operators, tensor_parallel)
 from book.checks.verdict import CheckFailed
 from book.checks.hybrid import cut
 from book.checks.best_layout import _layouts
@@ -92,6 +93,8 @@ def test_work_that_is_not_shared_out_is_reported():
 
 @pytest.mark.parametrize("error, said", [
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x8)"), "is a row of the weight .dim 0"),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x6)"), "transposed it would fit"),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 5x8)"), "a slice leaves out its end"),
     (IndexError("index 7 is out of bounds for dimension 1 with size 6"), "block of V/R tokens begins at r V/R"),
 ])
 def test_an_error_of_torch_is_explained_in_the_place_where_it_happened(error, said):
@@ -142,7 +145,7 @@ def test_an_operator_that_makes_something_else_is_reported():
     runs = both_ways(EYE, ONES)
     runs[2]["output"] = np.ones((3, 4))
     with pytest.raises(CheckFailed, match="f, forward, rank 2: this can't be made from the ranks' tensors"):
-        tensor_parallel.operator("f", runs, "identity", "sum")
+        tensor_operators.operator("f", runs, "identity", "sum")
 
 
 LAYOUT = {"weight": 1, "bias": None}
@@ -270,7 +273,7 @@ def test_wrong_gradients_are_reported():
 
 
 def masks(alike, apart):
-    return {"alike": alike, "apart": apart, "gradients": alike}
+    return {"alike": alike, "apart": apart, "gradients": alike, "apart_gradients": apart}
 
 
 def drawn(seed, rank=0, dropout=0.25, calls=4):
@@ -475,13 +478,13 @@ def test_wrong_weights_at_the_end_are_reported():
 def test_replicas_are_distinguished():
     starts = [{"a": np.full(2, float(rank)), "b": np.full(2, 10.0 + rank)} for rank in range(4)]
     right = [{"a": starts[0]["a"]}] * 2 + [{"b": starts[2]["b"]}] * 2
-    pipeline_parallel.same_replicas(right, starts, 2)
+    pipeline_replicas.same_replicas(right, starts, 2)
     for rank, wrong, complaint in ((3, {"b": starts[1]["b"]}, "rank 3, .* has a b that is not rank 2's"),
                                    (3, {"a": starts[3]["a"]}, "holds other parameters than rank 2")):
         with pytest.raises(CheckFailed, match=complaint):
-            pipeline_parallel.same_replicas([*right[:rank], wrong, *right[rank + 1:]], starts, 2)
+            pipeline_replicas.same_replicas([*right[:rank], wrong, *right[rank + 1:]], starts, 2)
     with pytest.raises(CheckFailed, match="has run no forward"):
-        pipeline_parallel.shares_of_replicas([[], [3, 3]], 12, 2)
+        pipeline_replicas.shares_of_replicas([[], [3, 3]], 12, 2)
 
 
 def sum_of_own_sizes():
@@ -493,9 +496,9 @@ def sum_of_own_sizes():
 def test_mismatched_collectives_get_a_hint_at_the_group():
     with pytest.raises(LaunchError) as caught:
         launch(sum_of_own_sizes, 2)
-    first, *calls, hint = pipeline_parallel.failure_of_replicas(caught.value).splitlines()
+    first, *calls, hint = pipeline_replicas.failure_of_replicas(caught.value).splitlines()
     assert "different sizes" in first and len(calls) == 2 and "give group=" in hint
-    assert pipeline_parallel.failure_of_replicas(LaunchError("rank 0 failed")) == "rank 0 failed"
+    assert pipeline_replicas.failure_of_replicas(LaunchError("rank 0 failed")) == "rank 0 failed"
 
 
 def test_actions_that_are_not_due_are_refused():

@@ -17,9 +17,11 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     rings                labs 3, 11: buffers after a ring all-reduce, what it sends and costs
     sharded_steps        lab 4: steps with sharded state: who updates what, with which gradient; checkpoints of it
     sharded_state        lab 4: what ranks hold of sharded state and when, what they send, how they clip
-    tensor_parallel      labs 5, 7: a linear map that is cut, the operators between the cuts, modules made of these
+    tensor_parallel      labs 5, 7: a linear map that is cut, modules made of such maps
+    tensor_operators     lab 5: the two operators between the cuts
     tensor_model         lab 5: a loss that is cut by vocabulary, dropout masks, what a block holds
-    pipeline_parallel    lab 6: what stages hold and send, over a process group, over RPC, in replicas
+    pipeline_parallel    lab 6: what stages hold and send, over a process group and over RPC
+    pipeline_replicas    lab 6: replicas of a pipeline: where they start, their shares, the mean of their gradients
     pipeline_orders      lab 6: in which order ranks ran, what they kept, how much they were idle
     meshes               labs 6, 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid               lab 7: a training step on a mesh: who holds which part, whose gradients

@@ -168,6 +168,8 @@ def _check_lengths(epoch: int, ranks: Epoch, num_rows: int, global_batch: int) -
     wanted, num_ranks = -(-num_rows // global_batch), len(ranks)
     for rank, own in enumerate(ranks):
         require(own is not None, f"rank {rank} returned None: return the list of its batches")
+        require(isinstance(own, (list, tuple)), f"rank {rank} returned a {type(own).__name__}: return a list of its "
+                "batches")
         odd = next((batch for batch in own if not isinstance(batch, (list, tuple))), None)
         require(odd is None, f"rank {rank} returned a list that contains {odd!r}, of type {type(odd).__name__}: for "
                 "each step it must contain a list of the rows that the rank takes")

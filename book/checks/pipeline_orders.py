@@ -74,6 +74,7 @@ def bubble_share(got: Any, trace: Trace) -> float:
     formula = Formula(found.share, [
         (1 - found.share, "it is the busy share, but the idle share is asked for"),
         (idle_s / busy_s, "it is the idle time divided by the busy time: divide by all of the time"),
+        (1 - busy_s / step_s, "you divide the time of all ranks by that of one: each rank has a whole step"),
         (idle_s, "it is in seconds: divide by the time that all ranks have together"),
         (1 - busy_s / sum(spans_s), own_spans), (sum(own_shares) / num_ranks, own_spans),
         (found.idle_s[0] / step_s, "it is one rank's idle share: count the time of all ranks"),

@@ -90,6 +90,9 @@ class _Cut:
             (f"this is the loss divided by {num_ranks}: every rank already has all of it, so don't average it",
              [self.loss / num_ranks]),
             ("this is the sum over the predictions: return the mean", [self.loss * len(self.targets)]),
+            ("the target's logit is added to the logarithm, but it must be subtracted",
+             [total + target, total + target - 2 * top]),
+            ("the logarithm of the sum of exponentials is missing", [np.exp(total - top) - target + top]),
             ("the largest logit is subtracted in the sum of exponentials, but not from the target's logit",
              [total - top - target]),
             ("the largest logit is subtracted from the target's logit, but not in the sum of exponentials",
@@ -172,7 +175,8 @@ def _why_infinite(loss: float, logits: np.ndarray) -> str:
          "exp of logits as small as these is finite, so which is inf, the logarithm of the sum or the target's logit? "
          "A rank that doesn't hold a target must add 0, not -inf, and only the largest logit is subtracted"),
         (True, "exp of a large number is inf: subtract from each prediction's logits the largest one of the whole "
-         "vocabulary, a MAX over the ranks"))
+         "vocabulary, a MAX over the ranks. If you do, is it the logarithm of an exponential that is 0, far below the "
+         "largest? The target's logit needs neither exp nor log"))
 
 
 def _why_loss(rank: int, got: float, cut: _Cut) -> str:
@@ -218,10 +222,10 @@ def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], seed_0: Sequen
                   dropouts: Sequence[float]) -> float:
     """Masks must be new in each call: those of `alike` the same on all ranks, those of `apart` different on each.
 
-    A run has the outputs of the calls of `alike` and `apart`, given ones in this `shape`, and `gradients` of the inputs
-    of `alike`. The last call of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed`
-    are runs with another seed, `seed_0` with the seed 0, and `dropouts` the p of each call. Returns what a kept 1
-    becomes on rank 0 in the first call, 1 / (1 - p).
+    A run has the outputs of the calls of `alike` and `apart`, given ones in this `shape`, and the gradients of their
+    inputs, `gradients` and `apart_gradients`. The last call of `alike` comes after one of `apart` that drew more
+    numbers on some ranks. `other_seed` are runs with another seed, `seed_0` with the seed 0, and `dropouts` the p of
+    each call. Returns what a kept 1 becomes on rank 0 in the first call, 1 / (1 - p).
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
@@ -232,10 +236,11 @@ def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], seed_0: Sequen
     _check_apart([run["apart"] for run in runs])
     for rank, run in enumerate(runs):
         _check_anew(rank, run)
-        for output, gradient in zip(run["alike"], run["gradients"]):
-            require(gradient is not None and identical(output, gradient), f"rank {rank}: what is dropped in forward "
-                    "must get the gradient 0, and what is kept the same factor as in forward: multiply x by the mask, "
-                    "where autograd sees it")
+        for kind, key in (("alike", "gradients"), ("apart", "apart_gradients")):
+            for output, gradient in zip(run[kind], run[key]):
+                require(gradient is not None and identical(output, gradient), f"rank {rank}, {kind}: what is dropped "
+                        "in forward must get the gradient 0, and what is kept the same factor as in forward: multiply "
+                        "x by the mask, where autograd sees it")
     for rank, (run, other) in enumerate(zip(runs, other_seed)):
         for kind in ("alike", "apart"):
             refuse(identical(run[kind][0], other[kind][0]), f"rank {rank}: two seeds give the same masks in {kind}: "
@@ -332,6 +337,8 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
         (num_bytes / 2, "that is half: one all-reduce follows attention, one the MLP, as many in backward"),
         (num_bytes / 4, "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
         (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
+        (num_bytes / num_tokens, f"that is for one token, but there are {num_tokens}"),
+        (num_bytes * num_ranks, "that is what all ranks give together, but the question is what one gives"),
         (num_bytes / num_ranks, "every rank gives the whole activation to the all-reduce, not a part of it"),
         *((num_bytes * (1 + num * (hidden / width - 1) / 4),
            "what is added up is as wide as the block's output, not as the hidden layer")

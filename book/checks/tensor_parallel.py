@@ -1,4 +1,4 @@
-"""L3, lab 5: a linear map that is cut over ranks, the operators between the cuts, and modules made of these.
+"""L3, labs 5 and 7: a linear map that is cut over ranks, and modules made of such maps.
 
 What a rank holds in place of a sum of the ranks' parts is attributed to these parts.
 
@@ -19,13 +19,17 @@ from book.checks.verdict import (
     ROUNDED, SIX_DIGITS, CheckFailed, agree, all_but_rank_0, dense, held, identical, likeliest, magnitude,
     refuse, require, same, short, times,
 )
-from book.trace import Trace
 from book.words import listed
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
            "of the product is a row of the weight (dim 0), and inputs are dim 1. Or you cut x again, which is already "
            "what the rank needs")
+TRANSPOSED = "transposed it would fit. F.linear transposes the weight that it is given, @ multiplies with it as it is"
+ONE_OFF = ("a block is a number too short or too long. Of n numbers rank r of R has those from r n/R up to, not "
+           "including, (r + 1) n/R, and a slice leaves out its end")
+UNLIKE = ("you add a cut tensor to a whole one, or to one that is cut along another dim. A bias has one number for "
+          "each output, so cut it where the outputs are cut")
 PIECES = ". (torch.split takes the size of a piece, chunk the number of pieces)"
 MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and what they mean if a map is cut
     r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
@@ -34,8 +38,7 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
         "the bias has {1} numbers, but your outputs have {0}. A bias has one number for each output: cut it where the "
         "outputs are cut, and keep it whole where they are whole",
     r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)":
-        "{0} numbers meet {1}: you add a cut tensor to a whole one, or to one that is cut along another dim. A "
-        "bias has one number for each output, so cut it where the outputs are cut",
+        "{0} numbers meet {1}: {unlike}",
     "invalid for input of size|don't multiply up to":
         "a rank holds a part, but this is the shape of the whole: the rank has H/R heads, as wide as before. Use -1 to "
         "let torch count them",
@@ -49,7 +52,7 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
         "there is no such dim: a weight has the dims 0 and 1, a bias has only dim 0",
     "'int' object has no attribute": "this is a number where a tensor should be: are two arguments exchanged?",
     "NoneType": "something here is None: dist.all_reduce works in place and returns None, so use the tensor that you "
-                "gave it"}
+                "gave it. So does a function of yours that has no return"}
 PARTS = {  # a sum of the ranks' parts
     "own": "this is only the rank's own part of a sum: the all-reduce is missing",
     "mean": "this is the mean of the {size} ranks' parts, but parts of a sum must be added up, not averaged",
@@ -63,14 +66,6 @@ INPUT_GRADIENT = PARTS | {
            "whose backward is an all-reduce",
     "unknown": "it is not a sum of what comes back through the ranks' parts: does x go through the operator once, for "
                "everything that uses it?"}
-UNKNOWN = "this can't be made from the ranks' {what}: was the result written to where it is read?"
-OPERATORS = {
-    "sum": PARTS | {"own": "this is only the rank's own part: here the all-reduce is missing, or its result is "
-                           "lost", "unknown": UNKNOWN},
-    "identity": {"sum": "this is the sum over the ranks, but on the way {way} this operator passes on what it is "
-                        "given; its all-reduce belongs on the way {way_back}",
-                 "unequal": "the ranks' {what} are in it {weights} times: pass on the rank's own, unchanged",
-                 "unknown": UNKNOWN}}
 
 
 @contextmanager
@@ -84,22 +79,31 @@ def left_alone(function: str, **given: Any) -> Iterator[None]:
 
 
 @contextmanager
-def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
+def shapes_in_words(product: str = PRODUCT, unlike: str = UNLIKE) -> Iterator[None]:
     """On a rank: raise CheckFailed for torch's errors about shapes, with what they mean if a map is cut.
 
-    `product` is the message for a product whose sides don't fit. Errors that are not about shapes stay as they are.
+    `product` is the message for a product whose sides don't fit, `unlike` that for a sum or difference. Errors that are
+    not about shapes stay as they are.
     """
     try:
         yield
     except (RuntimeError, IndexError, TypeError, AttributeError) as error:
-        sides = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", str(error))
-        product += PIECES if sides and int(sides[2]) < int(sides[1]) else ""
+        if sides := re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x(\d+)", str(error)):
+            length, taken, width = map(int, sides.groups())
+            product = _why_no_product(length, taken, width, product)
         found = [(re.search(said, str(error)), meaning) for said, meaning in MEANINGS.items()]
-        meant = next((meaning.format(*said.groups(), product=product) for said, meaning in found if said), "")
+        words = {"product": product, "unlike": unlike}
+        meant = next((meaning.format(*said.groups(), **words) for said, meaning in found if said), "")
         if not meant:
             raise
         # With its traceback, the report still points to the line where the error happened.
         raise CheckFailed(f"{type(error).__name__}: {error}: {meant}").with_traceback(error.__traceback__) from None
+
+
+def _why_no_product(length: int, taken: int, width: int, otherwise: str) -> str:
+    """Why rows of `length` numbers don't meet a matrix (taken, width)."""
+    return likeliest((width == length, TRANSPOSED), (abs(length - taken) == 1, ONE_OFF),
+                     (True, otherwise + PIECES * (taken < length)))
 
 
 # One map
@@ -114,9 +118,10 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
     size = whole.shape[1] // len(outputs)
     for rank, output in enumerate(outputs):
         where = f"column_linear, rank {rank}"
-        refuse(getattr(output, "shape", None) == whole.shape and len(outputs) > 1, f"{where} returns all "
-               f"{whole.shape[1]} outputs, but it should keep only the {size} of its part of the weight: don't gather "
-               "them")
+        if getattr(output, "shape", None) == whole.shape and len(outputs) > 1:
+            advice = "don't gather them" if agree(output, whole) else "cut the outputs of the weight, not its inputs"
+            raise CheckFailed(f"{where} returns all {whole.shape[1]} outputs, but it should keep only the {size} of "
+                              f"its part of the weight: {advice}")
         got = held(rank, "the output of column_linear", output, (len(whole), size))
         same(where, got, whole[:, rank * size:][:, :size], whole, partial(_why_not_columns, rank, got, whole, bias))
     return magnitude(whole)
@@ -137,49 +142,6 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) 
         same(f"row_linear, rank {rank}", got[rank], whole, whole,
              partial(_why_not_rows, rank, got[rank], x, weight, bias, num_ranks))
     return magnitude(whole)
-
-
-def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backward: str) -> float:
-    """An operator must do `forward` with the ranks' tensors and `backward` with their gradients: "identity" or "sum".
-
-    `runs` has, for each rank, `x` and `upstream`, the gradient that comes back, as they were before; `x_after` and
-    `upstream_after`; `output`, and `gradient`, which x gets. Returns the sum of the absolute values of both results on
-    rank 0.
-    """
-    ways = (("forward", "x", "output", forward), ("backward", "upstream", "gradient", backward))
-    for way, given, result, wanted in ways:
-        before = np.stack([dense(run[given]) for run in runs])
-        what, way_back = ("tensors", "back") if way == "forward" else ("gradients", "forward")
-        for rank, run in enumerate(runs):
-            got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
-            due = np.arange(len(runs)) == rank if wanted == "identity" else np.ones(len(runs))
-            found = Attribution(got, before, due, rank, counts={"num_ranks": len(runs)})
-            same(f"{name}, {way}, rank {rank}", got, found.wanted @ found.rows, before,
-                 partial(found.explain, OPERATORS[wanted], what=what, way=way, way_back=way_back))
-        for rank, run in enumerate(runs):
-            require(identical(run[f"{given}_after"], before[rank]), f"{name}, {way}: the result is right, but the "
-                    f"input tensor has changed on rank {rank}, and others may still need it: all_reduce works in "
-                    "place, so give it a clone")
-    return magnitude(runs[0]["output"]) + magnitude(runs[0]["gradient"])
-
-
-def keeps_dtype(runs_of: Mapping[str, Sequence[Mapping[str, Any]]], trace: Trace, num_bytes: int) -> None:
-    """Operators must give tensors and gradients in the dtype that they get, and send tensors of `num_bytes`.
-
-    `runs_of` has for each name the runs that `operator` takes, not in float64; `trace` is their recording.
-    """
-    for name, runs in runs_of.items():
-        for rank, run in enumerate(runs):
-            given, *made = (str(getattr(run[key], "dtype", None)).removeprefix("torch.")
-                            for key in ("x", "output", "gradient"))
-            for way, dtype in zip(("forward", "backward"), made):
-                require(dtype == given, f"{name}, {way}, rank {rank}: {given} went in, but {dtype} came out: an "
-                        "operator must compute in the dtype that it is given")
-    for event in trace.events:
-        shares = trace.world_size if event.op in ("all_gather", "gather") else 1  # they count what all ranks give
-        much = (event.num_bytes or 0) / shares
-        require(much <= num_bytes, f"rank {event.rank} gives {event.op} {short(much)} bytes for a tensor of "
-                f"{num_bytes}: send it in its own dtype")
 
 
 def computed(num_flops: Sequence[float], whole_flops: float) -> None:
@@ -273,7 +235,8 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
         got = held(rank, "the output", run["output"], want.shape)
         if not agree(got, want):  # a slip may change the output in the sixth digit only, so it comes before `same`
             raise CheckFailed(f"rank {rank}'s output is wrong: " + _why_output(
-                rank, got, want, outputs, np.broadcast_to(bias, want.shape), hints, between))
+                rank, got, want, outputs, np.broadcast_to(bias, want.shape), hints,
+                _why_unlike_parts(run["gradients"], between)))
     _check_gradients(runs, whole, layout)
     _check_input_gradients(runs, dense(whole["input_gradient"]), [dense(part["input_gradient"]) for part in parts])
     return magnitude(whole["output"]) + magnitude(whole["input_gradient"])
@@ -350,6 +313,13 @@ def _why_output(rank: int, got: np.ndarray, want: np.ndarray, parts: Sequence[np
         return ROUNDED
     said = _why_not_summed(rank, got, parts, bias) or f"it is not a sum of what the ranks' parts give: {between}"
     return said + " (identity_then_all_reduce adds nothing forward)" * (said == PARTS["own"])
+
+
+def _why_unlike_parts(gradients: Mapping[str, Any], between: str) -> str:
+    """The question to ask of an output that is no sum of parts: about what has no gradient, or else `between`."""
+    idle = [name for name, gradient in gradients.items() if gradient is None]
+    some = 0 < len(idle) < len(gradients)
+    return f"does it use {listed(idle)}? Nothing there gets a gradient, while other parameters do" if some else between
 
 
 def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],

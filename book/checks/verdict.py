@@ -14,6 +14,7 @@ import numpy as np
 
 from book.launch import HangError, LaunchError
 from book.launch.agreement import CallMismatch
+from book.launch.rpc import remote_error
 
 TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
@@ -66,11 +67,18 @@ def explained(failure: Callable[..., str], *more: Any) -> Iterator[None]:
         yield
     except LaunchError as error:
         if isinstance(error.__cause__, CheckFailed):
-            raise error.__cause__ from None
+            raise _without_calls(error.__cause__) from None
         said = failure(error, *more)
         if said == str(error):
             raise
         raise CheckFailed(said) from None
+
+
+def _without_calls(error: CheckFailed) -> CheckFailed:
+    """The error, or the one that a worker raised in an RPC call, whose text holds those of all calls on its way."""
+    remote = remote_error(str(error))
+    said = remote.error.partition(f"{CheckFailed.__name__}: ")[2] if remote else ""
+    return CheckFailed(said) if said else error
 
 
 def with_hint(message: object, hints: Mapping[str, str]) -> str:
