@@ -151,7 +151,7 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
     """Lines and points, each a pair of x and y values; a line and points of the same name share a colour.
 
     `units` of x and y are "", "%" (of shares), "B" or "s"; the axes that `log` names ("x", "y" or "xy") are
-    logarithmic, x with ticks at the values of the first line, or at every second one if there are more than seven.
+    logarithmic, x with ticks at the values of the lines, or at every second one if there are more than seven.
     Each of `marks` is a dotted line across x with its name, such as where two lines cross. Lines lie over points, and
     a few points over many.
     """
@@ -170,11 +170,11 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
             axes.set(**{f"{axis}scale": "log"})
             side.set_minor_formatter(NullFormatter())
             low, high = side.get_view_interval()
-            if high < 30 * low:  # powers of ten would be one tick, or none
+            if high < 30 * low or math.floor(math.log10(high)) <= math.ceil(math.log10(low)):  # one power of ten
                 side.set_major_locator(LogLocator(subs=(1, 2, 5)))
         side.set_major_formatter(FuncFormatter(lambda value, _, write=UNITS[unit]: write(value)))
     if "x" in log:
-        values = list(next(iter(lines.values()))[0])
+        values = sorted({value for line in lines.values() for value in line[0]})
         axes.set_xticks(values[::1 + len(values) // 8])
     _mark(axes, marks)
     legend(figure)

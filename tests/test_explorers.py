@@ -230,6 +230,14 @@ def drawn_links(draw: random.Random) -> dict[str, Any]:
             "bandwidth_bytes_per_s": 10 ** draw.uniform(7, 12)}
 
 
+def test_the_dial_of_servers_follows_that_of_machines(show: Callable) -> None:
+    page = show(server_explorer())
+    turn(page, "machines", 5)
+    turn(page, "servers", 9)
+    assert page.inner_text(".lk-dial:has-text('servers') output") == "7"
+    assert page.inner_text(".lk-caption").startswith("This sets servers to 7. 7 servers of 7 machines")
+
+
 @compares("server_explorer")
 def test_servers_take_what_the_package_simulates(show: Callable) -> None:
     draw, page = random.Random(3), show(server_explorer())

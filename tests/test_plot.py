@@ -176,6 +176,8 @@ def test_a_graph_has_its_marks_and_a_tick_at_every_second_of_many_values():
     assert axes.lines[2].get_xdata()[0] == 10 and [text.get_text() for text in axes.texts] == ["even"]
     assert axes.get_xticks().tolist() == caps[::2] and axes.xaxis.get_major_formatter()(1e6) == "1 MB"
     plain = plot.graph({"a": (caps[:7], caps[:7])}, xlabel="", ylabel="", log="x").axes[0]
+    several = plot.graph({"a": ([1, 4], [1, 1]), "b": ([1, 2], [1, 1])}, xlabel="", ylabel="", log="x").axes[0]
+    assert several.get_xticks().tolist() == [1, 2, 4]
     assert plain.get_xticks().tolist() == caps[:7] and plain.xaxis.get_major_formatter()(25000) == "25,000"
 
 
@@ -190,11 +192,11 @@ def test_a_legend_is_read_in_rows():
     assert in_rows == ["rank 0", "rank 1", "rank 2", "rank 3"] and places["rank 3"].y1 < places["rank 0"].y0
 
 
-@pytest.mark.parametrize("highest, fewest", [(2048, 3), (1e6, 3)])
-def test_a_logarithmic_axis_has_ticks_however_short_it_is(highest, fewest):
-    axes = plot.graph({"batch": ([8, 64], [256, highest])}, xlabel="", ylabel="", log="xy").axes[0]
+@pytest.mark.parametrize("lowest, highest", [(256, 2048), (256, 1e6), (0.0015, 0.04), (50, 1000)])
+def test_a_logarithmic_axis_has_ticks_however_short_it_is(lowest, highest):
+    axes = plot.graph({"batch": ([8, 64], [lowest, highest])}, xlabel="", ylabel="", log="xy").axes[0]
     low, high = axes.get_ylim()
-    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= fewest
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
 
 
 CAPS = [2.0**exponent for exponent in range(8)]

@@ -179,6 +179,25 @@ def test_every_page_is_clean_on_a_desktop_from_a_file(site: Site, browser: Brows
     assert_clean(site, site.folder.as_uri(), browser, site.pages(), **SCREENS["desktop"])
 
 
+@pytest.mark.slow
+def test_no_column_of_a_table_is_cut_off_on_a_desktop(site: Site, browser: Browser) -> None:
+    page, _ = browser.open("about:blank", width=1280)
+    cut = {}
+    for name in site.pages():
+        page.goto((site.folder / name).as_uri(), wait_until="load")
+        cut[name] = page.evaluate("""[...document.querySelectorAll('.pst-scrollable-table-container')]
+            .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 40))""")
+    assert not any(cut.values()), cut
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1280])
+def test_a_wide_table_takes_the_margin_and_no_more(site: Site, browser: Browser, width: int) -> None:
+    page, _ = browser.open((site.folder / "chapters/14_frameworks.html").as_uri(), width=width)
+    text, table = page.evaluate("""['.bd-article', '.wide-table'].map(part =>
+        document.querySelector(part).getBoundingClientRect().right)""")
+    assert (table > text) == (width == 1280) and page.evaluate(SETTLED) <= width
+
+
 def test_search_finds_the_chapter_with_no_network(site: Site, browser: Browser) -> None:
     page, log = browser.open((site.folder / "search.html").as_uri() + "?q=gradient")
     page.wait_for_selector("#search-results li a[href*='03_ring_all_reduce']")  # they are listed one by one

@@ -7,6 +7,7 @@ without torch, ipywidgets or an installed package. It reads from one file what e
 from __future__ import annotations
 
 import hashlib
+import html
 import io
 import json
 import os
@@ -43,6 +44,7 @@ READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight
 # The last argument of a cell, or one that is called title.
 BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
 SENTENCE_CHARACTERS = 40
+TABLE_CHARACTERS = 82  # what the column of text has room for, with two for each column's margins
 PLOT_TITLE = re.compile(r'(?:title=|,\s*)"([^"]+)"\)\s*\Z|title="([^"]+)"')
 
 # Names, punctuation and space, which both styles show in the color of text.
@@ -67,6 +69,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-resolved", offer_student_copy)
     app.connect("doctree-resolved", describe_plots)
     app.connect("doctree-resolved", keep_together)
+    app.connect("doctree-resolved", widen_tables)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
     app.connect("html-page-context", load_widgets, priority=800)
@@ -266,6 +269,33 @@ def keep_together(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for cell in doctree.findall(nodes.entry):
         if len(cell.astext()) > SENTENCE_CHARACTERS:
             cell["classes"].append("sentence")
+
+
+def widen_tables(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Let a table whose longest words do not fit beside one another take the margin too: no column is cut off."""
+    for table in list(doctree.findall(nodes.table)):
+        columns = zip(*(map(longest_word, row.findall(nodes.entry)) for row in table.findall(nodes.row)))
+        is_wide = sum(max(words) + 2 for words in columns) > TABLE_CHARACTERS
+        if is_wide and "full-width" not in table.parent["classes"]:
+            box = nodes.container("", classes=["full-width", "wide-table"], is_div=True)
+            table.parent.replace(table, box)
+            box += table
+            for code in list(table.findall(nodes.literal)):
+                let_break_before_arguments(code)
+
+
+def let_break_before_arguments(code: nodes.literal) -> None:
+    """Where a line has no room for a call, it goes on behind the parenthesis: code on pages is never broken else."""
+    name, bracket, arguments = map(html.escape, code.astext().partition("("))
+    if arguments:
+        whole = f'<code class="docutils literal notranslate">{name}{bracket}<wbr>{arguments}</code>'
+        code.parent.replace(code, nodes.raw("", whole, format="html"))
+
+
+def longest_word(cell: nodes.entry) -> int:
+    """The characters of the longest word in a cell of a table: formulas break and do not count."""
+    texts = (text for text in cell.findall(nodes.Text) if not isinstance(text.parent, nodes.math))
+    return max(map(len, "".join(texts).split()), default=0)
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:

@@ -258,7 +258,7 @@ const place = (x, { low, high, tens }) => (tens ? log(x / low) / log(high / low)
  */
 function chart(parent, { W, H, axes: { x, y }, curves, now, name }) {
   const widest = max(...y.ticks.map(tick => String(y.text(tick)).length));
-  const [left, right, top, bottom] = [max(46, widest * 6.8 + 10), W - 10, 18, H - 34];
+  const [left, right, top, bottom] = [max(46, widest * 6.8 + 10), W - 10, 18, H - (x.label ? 34 : 20)];
   const X = v => left + place(v, x) * (right - left);
   const Y = v => bottom - place(v, y) * (bottom - top - 6);
   const g = make("svg", make("div.lk-stage", parent, { style: `width:${W}px;height:${H}px` }), {

@@ -16,8 +16,8 @@ const { max, floor, log10 } = Math;
 const TICKS = 1e5; // in a run's duration
 
 let hatches = 0;
-/** The first text that has room at 11 px: long ones first. A single digit may come nearer to its block's edges. */
-const fit = (texts, room) => texts.find(text => text.length * 6.3 - (text.length === 1) <= room);
+/** The first text that has room at 12 px: long ones first. */
+const fit = (texts, room) => texts.find(text => text.length * 7 <= room);
 
 /** Draw rows of blocks, { y, h, blocks }; returns the layers, where a tick is, and set(t). */
 function lanes(parent, { W, H, left, perTick, rows, name }) {
@@ -29,7 +29,7 @@ function lanes(parent, { W, H, left, perTick, rows, name }) {
   const hatch = make("pattern", make("defs", rest), { id, ...size, ...turned });
   make("rect.lk-idle", hatch, size);
   make("path.lk-stripe", hatch, { d: "M0 0V6" });
-  const now = make("div.lk-now", rest.parentNode, { style: `height:${H}px` });
+  const now = make("div.lk-now", rest.parentNode);
   for (const { y, h, blocks } of rows) {
     make("i", now, { style: `top:${y - 5}px;height:${h + 10}px` });
     make("rect", rest, { x: left, y, width: TICKS * perTick, height: h, rx: 4, fill: `url(#${id})` });

@@ -22,8 +22,9 @@ function chart(parent, chosen, W, choose) {
   const scale = (W - LEFT - RIGHT) / max(gpu, ...all.map(list => sum(list)));
   const { rest } = canvas(parent, W, H, { role: "group", "aria-label": NAMES.join(", ") });
   const edge = LEFT + gpu * scale;
-  all.forEach((list, stage) => drawStage(rest, list, stage, chosen, { W, scale, edge }, choose));
+  // It passes behind the bars, whose words stand where they may.
   make("path.lk-limit", rest, { d: `M${edge.toFixed(1)} ${TOP - 6}V${H - 4}` });
+  all.forEach((list, stage) => drawStage(rest, list, stage, chosen, { W, scale, edge }, choose));
   const at = { x: clamp(edge, W - 40), y: 12, "text-anchor": edge > 40 ? "middle" : "start" };
   make("text", rest, at, bytes(gpu).replace(".0", "") + " GPU");
 }
@@ -45,7 +46,7 @@ function drawStage(parent, list, stage, { stage: chosen, gpu }, { W, scale, edge
     const text = bytes(size);
     const paint = { fill: `var(--m${i})`, stroke: "var(--bg)", "stroke-width": w > 3 ? 1 : 0 };
     make("rect.lk-hold", g, { x, y, width: max(0.6, w), height: HIGH, ...paint });
-    const at = { x: beside(x, w, edge), y: y + HIGH / 2 + 4, "text-anchor": "middle" };
+    const at = { x: x + w / 2, y: y + HIGH / 2 + 4, "text-anchor": "middle" };
     if (w > text.length * 6.4 + 6) make("text.lk-in", g, at, text);
     x += w;
   });
@@ -58,13 +59,6 @@ function drawStage(parent, list, stage, { stage: chosen, gpu }, { W, scale, edge
     e.preventDefault();
     choose(stage);
   };
-}
-
-/** The middle of a bar, or where the GPU's line does not cross its text. */
-function beside(x, w, edge) {
-  const middle = x + w / 2;
-  const near = middle > edge - 30 && middle < edge + 30;
-  return near && edge + 62 < x + w ? edge + 32 : near && edge - 62 > x ? edge - 32 : middle;
 }
 
 // # controls

@@ -120,12 +120,11 @@ function stageOf(parent, run, view, W, name, from) {
   const { rest, move } = canvas(parent, W, set.H, { role: "group", "aria-label": name });
   for (const { x, y } of set.frames) make("rect.lk-node", rest, { x, y, width: set.nw, height: set.nh, rx: 12 });
   const wires = make("g", rest);
-  // Names stand above the links, and on both sides of one that goes down.
+  // Names stand above the links, and on both sides of one that goes down; narrow nodes have room on one of them.
   set.frames.forEach(({ x, y }, i) => {
-    const low = y + set.nh - 9;
-    make("text.lk-name", rest, { x: x + (set.small ? 5 : 9), y: low }, "node " + i);
-    const beside = { x: x + set.pad + (set.w + set.d) / 2 + 10, y: low };
-    if (view.per > 1) make("text.lk-name", rest, beside, common(run, view, i).join(" · "));
+    const beside = { x: x + set.pad + (set.w + set.d) / 2 + 10, y: y + set.nh - 9 };
+    make("text.lk-name", rest, set.small ? beside : { ...beside, x: x + 9 }, "node " + i);
+    if (view.per > 1 && !set.small) make("text.lk-name", rest, beside, common(run, view, i).join(" · "));
   });
   const cubes = view.who.map(r => cube(rest, run, view, r, set));
   if (from && !matchMedia("(prefers-reduced-motion: reduce)").matches) glide(cubes, wires, from, set.place);

@@ -57,16 +57,19 @@ function draw(field, W, found, chosen, data) {
   const ticks = steps.filter(x => x >= low && x <= high).sort((a, b) => a - b);
   const every = Math.ceil(ticks.length / (W / 80));
   const many = `${whole(found.ranked.length)} of ${whole(found.total)} layouts fit`;
-  const gigabytes = `GB of a GPU; ${many}${W < 340 ? "" : byTouch() ? ": tap one" : ": click one"}`;
+  const small = W < 480; // there both axes are named in one line, which leaves more of the height to the dots
+  const gigabytes = small
+    ? "GB by time of a step; " + many.replace("layouts ", "")
+    : `GB of a GPU; ${many}: ${byTouch() ? "tap" : "click"} one`;
   const axes = {
-    x: { low, high, tens: true, ticks: ticks.filter((_, i) => i % every === 0), text: time, label: "time of a step" },
+    x: { low, high, tens: true, ticks: ticks.filter((_, i) => i % every === 0), text: time, label: small ? "" : "time of a step" },
     y: { low: 0, high: usable, ticks: [0, usable / 2, usable], text: x => round(x / 1e9), label: gigabytes },
   };
   const inside = all => all.filter(d => d.step <= high).map(d => [d.step, d.memory]);
   const curves = [{ points: inside(front), hue: "var(--x0)" }];
   if (data.first !== front) curves.push({ points: inside(data.first), hue: "var(--soft)", dash: "4 4" });
   const name = `memory against time: ${many}`;
-  const set = chart(field, { W, H: W < 480 ? 116 : 140, axes, curves, now: cost.step_s, name });
+  const set = chart(field, { W, H: small ? 132 : 140, axes, curves, now: cost.step_s, name });
   for (const d of shown.filter(d => d.step <= high)) {
     make("circle.lk-point", set.g, { cx: set.X(d.step).toFixed(1), cy: set.Y(d.memory).toFixed(1), r: 1.5 });
   }

@@ -25,15 +25,15 @@ function chunksOf(items) {
 function figures(run, t, k) {
   const now = traffic(run, t);
   const [link, most] = busiest(now);
-  const say = run.unseen ? () => "?" : inN;
   const over = t >= run.end;
-  return [
+  const all = [
     [`${k} / ${run.S}`, run.S === 1 ? "step" : "steps"],
-    [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
-    [over ? say(run.total) : "…", "at the end" + (over ? run.formula : "")],
+    [inN(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
+    [over ? inN(run.total) : "…", "at the end" + (over ? run.formula : "")],
     [tally(run, t).join(" / "), "chunks complete"],
-    [say(most), "busiest link" + (t && !run.unseen ? ", " + link : "")],
+    [inN(most), "busiest link" + (t ? ", " + link : "")],
   ];
+  return run.unseen ? [all[0], all[3]] : all; // calls do not tell who sends what
 }
 
 function linkTexts({ n, bytes: all }, { out, into }) {

@@ -76,7 +76,10 @@ function drawRace(field, W, { runs, order, even }, { num_bytes }) {
   });
   const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
   const set = chart(field, { W, H: 180, axes, curves, now: num_bytes, name });
-  if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
+  if (!even) return;
+  const meet = [even, runs.find(isRing).time(even)];
+  if (W < 520) dot(set, meet, "n*", 0);
+  else dot(set, meet, `n* = ${trim(bytes(even))}`, W, 16);
 }
 
 function tellRace({ order, even, runs }, { ranks, num_bytes, slow_link, slow_rank }) {
@@ -195,8 +198,9 @@ function served({ ranks, servers: wanted, num_bytes, ...rest }, data) {
     const most = max(...order.sent_bytes(num_bytes));
     return { count, most, time: durationOf(order, num_bytes, link, options) };
   };
-  const counts = range(ranks, i => i + 1).filter(k => ranks % k === 0 || k === wanted);
-  const all = counts.filter(k => k <= ranks).map(k => run(k, servers(k, ranks)));
+  const all = range(ranks, i => i + 1)
+    .filter(k => ranks % k === 0 || k === wanted)
+    .map(k => run(k, servers(k, ranks)));
   const now = all.find(one => one.count === min(wanted, ranks));
   return { all, now, ring: run(0, collectives.ring_all_reduce(ranks)) };
 }
@@ -222,6 +226,8 @@ function tellServers({ now, ring, all }, { ranks, num_bytes }) {
 
 explorer("server_explorer", {
   ...{ answer: served, draw: drawServers, tell: tellServers, beside: besideRing },
+  /** There are no more servers, counted from 1 on, than machines. */
+  refine: (at, dials) => (at[0] = min(at[0], dials[1].values[at[1]] - 1)),
   told: ({ now }) => ({ length: now.time, most: now.most }),
 });
 
