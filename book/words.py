@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 LONG_RUN = 5  # so many consecutive ranks or more are written as a range
 _VERBS = {"has": "have", "is": "are", "does": "do"}
+LARGE = {" trillion": 1e12, " billion": 1e9, " million": 1e6}  # from a million on digits are hard to count
 BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
 Told = TypeVar("Told", bound=Hashable)
 FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and is written in it
@@ -58,8 +59,15 @@ def plural(one: str, count: int) -> str:
 
 
 def counted(count: int, one: str) -> str:
-    """A count and its noun, of which `one` is the singular: "1 micro-batch", "2 micro-batches"."""
-    return f"{count} {plural(one, count)}"
+    """A count and its noun, of which `one` is the singular: "1 micro-batch", "2 micro-batches", "1,024 ranks"."""
+    return f"{count:,} {plural(one, count)}"
+
+
+def rounded(value: float) -> str:
+    """A number to three digits: "2.5", "31,000", "242 million", "2 trillion"."""
+    value = float(f"{value:.3g}")
+    size, name = next(((size, name) for name, size in LARGE.items() if value >= size), (1.0, ""))
+    return f"{value / size:,g}{name}"
 
 
 def agree(verb: str, who: int | Sequence[Any]) -> str:

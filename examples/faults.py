@@ -106,7 +106,7 @@ Calls are compared inside each host only: where those of two hosts differ, you g
 follows. Each host sums up its own ranks at the end.
 
 At the end, or when you interrupt the job, `lockstep run` says which rank was late, in which phase, and how long the
-others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)), and how much communication nothing hides in a
+others waited for that rank ([why is my job slow?](13_slow_jobs.ipynb)), and how much communication is exposed in a
 step. If you say what a step is, with `--tokens-per-step`, `--model` or `--params`, and `--gpu`, it says tokens per
 second and MFU, and with `--layout` what `lockstep estimate` expects. With `--out DIR` it leaves a page,
 `DIR/report.html`, with a picture of the last exchanges. The page of a hang draws who waits for whom, and its picture

@@ -354,7 +354,8 @@ def test_formulas_and_example_of_a_way_are_the_planners(name: str) -> None:
         sent, kept = 0.8 * sent, kept + model.num_layers * (ways[0] - ways[1])
     each = model.experts.per_token if name == "EP" else 1
     assert value(re.search(r"\$(.*?)\$", row[4])[1], letters) * each == pytest.approx(sent)
-    shown = [float(number) for number in re.findall(r"\d+", row[5])]
+    shown = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", row[5])]
+    assert all(f"{number:,.0f}" in row[5] for number in shown)
     assert shown == [round(num / 1e9) for num in (found.state_bytes, kept, sent)]
 
 

@@ -15,6 +15,7 @@ from nbformat import NotebookNode, write
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.authoring.lint import lint
+from book.checks.unwritten import FIRST
 from book.grading.__main__ import main
 from book.grading.calls import seccomp_filter
 from book.grading.grade import Grader
@@ -51,7 +52,8 @@ def test_a_copy_keeps_every_cell_but_no_solution(path):
             kind = marks(before)["kind"]
             assert after.outputs == (before.outputs if kind == "check" else [])
             assert after.execution_count == (0 if kind == "check" else None), "no cell looks as if it had been run"
-            assert "SOLUTION" not in after.source and (after.source != before.source) == (kind == "answer")
+            assert "SOLUTION" not in after.source
+            assert (after.source != FIRST.get(kind, "") + before.source) == (kind == "answer")
             assert ("raise NotImplementedError" in after.source) == (kind == "answer")
             compile(after.source, "cell", "exec")
             assert after.metadata["editable"] == (kind in ("answer", "parameters"))

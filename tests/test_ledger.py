@@ -812,7 +812,7 @@ def test_chapter_15_says_what_a_slow_line_costs() -> None:
     kept = rarely.line.memory_bytes - each.line.memory_bytes
     assert f"{kept / 1e9:.1f} GB more, {rarely.line.memory_bytes / 1e9:.1f} GB in all" in says
     streamed = replace(rarely, apart=Apart(every=100, parts=4)).line
-    assert f"by parts none of it is left to wait for: {speed(streamed)}" in says
+    assert f"by parts, nothing is left to wait for: {speed(streamed)}" in says
     before, *after = says.split("\n## ")
     assert "**What still fails.**" in before and any(section.startswith("In the ledger") for section in after)
     least = weights / alone.step_s

@@ -541,8 +541,8 @@ def test_what_is_exposed_by_group_and_step_is_told_and_on_the_page(tmp_path: Pat
                    event("kernel", NCCL, start + 1000, 1000, args={"Process Group Name": "0"})]
     path = profile_of(tmp_path / "a.json", events)
     assert main(["show", str(path), "--out", str(tmp_path / "page.html")]) == 0
-    lines = ["  not hidden, by group: dp 12.5 ms of 24.5 ms, group 0 0 s of 12 ms",
-             "  not hidden, by step: 1 ms in the median of 12 steps, most in ProfilerStep#7: 1.5 ms"]
+    lines = ["  exposed, by group: dp 12.5 ms of 24.5 ms, group 0 0 s of 12 ms",
+             "  exposed, by step: 1 ms in the median of 12 steps, most in ProfilerStep#7: 1.5 ms"]
     assert capsys.readouterr().out.splitlines()[-2:] == lines
     assert all(line in unescape((tmp_path / "page.html").read_text("utf-8")) for line in lines)
 

@@ -1,6 +1,8 @@
 """Training steps: their replay on a modelled clock, and the widget that shows who waits for whom."""
 from __future__ import annotations
 
+import json
+import re
 import time
 from typing import Any
 
@@ -16,6 +18,7 @@ from book.trace import Event, Trace
 from book.widgets import step_timeline
 from book.widgets.steps import figures
 from tests.steps import PHASES, recorded
+from tests.website import ROOT
 
 LINK = Link(1e-5, 1e8)
 RING_S = ring_all_reduce_s(4, 1000, LINK)
@@ -58,6 +61,18 @@ def test_nobody_is_accused_of_a_slow_network_of_jitter_or_of_nothing() -> None:
     turns = {(rank, "forward"): [0.03 * (step == rank) for step in range(4)] for rank in range(4)}
     jitter = told(replayed(turns, num_steps=4))
     assert jitter[OFTEN] == "nobody" and float(jitter[ALONE].split()[0]) > 20
+
+
+def test_a_verdict_names_a_rank_or_says_that_none_can_be_named() -> None:
+    assert read_job(replayed({(2, "backward"): 0.03})).verdict == "the others wait for rank 2, most of all in backward"
+    turns = {(rank, "forward"): [0.03 * (step == rank) for step in range(4)] for rank in range(4)}
+    for trace in (replayed(turns, num_steps=4), replayed()):
+        said = read_job(trace).verdict
+        assert re.fullmatch(r"no rank can be named: for \d+% of the time all others waited for one of them, and not "
+                            "for the same one over and over", said), said
+    chapter = json.loads((ROOT / "chapters/13_slow_jobs.ipynb").read_text("utf-8"))
+    code = "".join("".join(cell["source"]) for cell in chapter["cells"] if cell["cell_type"] == "code")
+    assert ".verdict" in code and "late_rank" not in code, "a cell that prints late_rank prints None one day"
 
 
 def test_a_sequence_of_delays_is_by_time_and_zero_after_its_end() -> None:

@@ -291,8 +291,8 @@ def test_the_picture_says_what_was_found(tmp_path: Path) -> None:
     assert run["names"] == [[0, name, f"rank 0, {name}"] for name in ("CPU", "stream 7", "stream 12")]
     kind, start, length = run["lanes"][2]
     assert run["kinds"][kind] == [MESSAGES, "all_reduce"] and (start, length) == (0.4 * TICKS, 0.4 * TICKS)
-    assert ["Rank 0: 3 ms of all_reduce", " that no computing covers."] in [stop["say"][0] for stop in run["stops"]]
-    assert run["figures"][:2] == [["30.0 %", "of the time of rank 0 is communication that nothing hides"],
+    assert ["Rank 0: 3 ms of all_reduce", ", exposed."] in [stop["say"][0] for stop in run["stops"]]
+    assert run["figures"][:2] == [["30.0 %", "of the time of rank 0 is exposed communication"],
                                   ["25.0 %", "of its communication is hidden"]]
     assert "all_reduce" in page.words() and "cudaStreamSynchronize" in page.words()
 

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from book.checks.unwritten import STUB, names_made, names_read
+from book.checks.unwritten import FIRST, STUB, names_made, names_read
 from book.grading import release
 from book.grading.lab import code_cells, marks, read_lab
 from tests.kernels import FOR_NBCLIENT
@@ -80,6 +80,46 @@ def test_other_errors_stop_the_run_with_their_traceback(source: str, name: str, 
     with pytest.raises(CellExecutionError, match=name) as stopped:
         run_cells(tmp_path, stub, "made = answer()", source, "print('not reached')")
     assert "not reached" not in str(stopped.value) and source in str(stopped.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before, said", [
+    ([], "AssertionError.*: run the cells above first (menu Run, Run All Above Selected Cell)"),
+    (["setup"], "No cell has made `SEED` yet, which this check needs: run the cells above first (menu Run, Run All "
+                "Above Selected Cell)."),
+    (["setup", "seed"], "No cell has made `my_numbers` yet, which this check needs: run the cells above first (menu "
+                        "Run, Run All Above Selected Cell).")])
+def test_a_check_that_is_run_first_says_what_to_do(before: list[str], said: str, tmp_path: Path) -> None:
+    """The last one fails in its ranks, and `launch` tells of it."""
+    copy = release.released(read_lab(ROOT / "labs/01_ranks.ipynb"))
+    lab = {marks(cell)["id"]: cell for cell in code_cells(copy)}
+    cells = [lab[name] for name in before] + [lab["check-1"]]
+    if before == ["setup"]:
+        cells[-1].source = FIRST["check"] + "print(SEED)"
+    with pytest.raises(CellExecutionError):
+        run_all(new_notebook(cells=cells), tmp_path)
+    (text,) = shown(cells[-1])
+    if before:
+        assert text == said
+    else:
+        assert re.search(r"AssertionError\S*: " + re.escape(said.partition(": ")[2]), text) and "NameError" not in text
+
+
+@pytest.mark.slow
+def test_a_slip_in_an_answer_is_not_taken_for_a_cell_that_has_not_been_run(tmp_path: Path) -> None:
+    with pytest.raises(CellExecutionError, match="name 'tpyo' is not defined") as stopped:
+        run_cells(tmp_path, "def answer():\n    return tpyo", FIRST["check"] + "answer()")
+    assert "No cell has made" not in str(stopped.value)
+
+
+@pytest.mark.slow
+def test_a_hang_in_what_a_lab_has_given_is_told_at_the_learners_own_line(tmp_path: Path) -> None:
+    given = ("import torch\nimport torch.distributed as dist\nfrom book.launch import launch\n\n"
+             "def receive():\n    dist.recv(torch.zeros(1))")
+    check = "def rank():\n    dist.init_process_group('gloo')\n    answer()\n\nlaunch(rank, 2, hang_s=1)"
+    with pytest.raises(CellExecutionError) as stopped:
+        run_cells(tmp_path, FIRST["setup"] + given, "def answer():\n    receive()", FIRST["check"] + check)
+    assert re.search(r"wait in recv\S* .*at cell line 2: receive\(\)", str(stopped.value)), stopped.value
 
 
 @pytest.mark.slow

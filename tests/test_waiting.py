@@ -13,7 +13,7 @@ from book.waiting.hang import CollectiveCall, Dropped, Group, Hang, Standing, Wo
 from book.waiting.history import CallSite, Condition, Handler, History, Model, SiteCall
 from book.waiting.message import graph
 from book.waiting.standstill import DEAD, STOPPED, WAITS, Common, WaitFor, standstill, waits_told
-from book.words import named
+from book.words import counted, named, rounded
 
 
 def doing(kind: Kind, *fields: object, **others: object) -> Standing:
@@ -267,3 +267,11 @@ def test_a_rank_that_has_left_out_ddps_sums_is_named_once_it_has_ended() -> None
                  ending._replace(calls={Group("0", (0, 1)): histories[1]}, models=[model])]
         told = [*out_of_step(Hang(ranks, {Group("0", (0, 1)): last}))]
         assert [one.partition(", at")[0] for one in told] == said
+
+
+@pytest.mark.parametrize("value, text", [
+    (2.5, "2.5"), (999.6, "1,000"), (31_049, "31,000"), (999_400, "999,000"), (999_600, "1 million"),
+    (8.03e9, "8.03 billion"), (2e12, "2 trillion"), (15.64e12, "15.6 trillion")])
+def test_numbers_in_sentences_have_commas_and_words_and_no_exponents(value: float, text: str) -> None:
+    assert rounded(value) == text
+    assert counted(1024, "rank") == "1,024 ranks" and counted(1, "batch") == "1 batch"

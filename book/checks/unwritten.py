@@ -3,6 +3,9 @@
 A student copy's stub raises NotImplementedError with the number of its exercise. In a notebook the cells that fail for
 that reason, or because they lack a name that such a cell would have made, show one line instead of a traceback, and
 tell the frontend that it may go on. The cell still shows an error, so that nbval and grading see a check that failed.
+
+A check that is run before the cells above it says that. In a new kernel its first line does (FIRST); once the first
+cell of the lab has been run, `Unwritten` names what no cell has made yet.
 """
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from book.waiting.hang import GIVEN
+
+ABOVE = "run the cells above first (menu Run, Run All Above Selected Cell)"
+INSTALLED = "unwritten.install()"  # in a lab that has it a student copy has these first lines, in setup and in checks
+FIRST = {"setup": f"{GIVEN}\n", "check": f'assert "unwritten" in globals(), "{ABOVE}"  {GIVEN}\n'}
 STUB = re.compile(r"NotImplementedError: exercise (\d+): write this function")  # as book.grading.release writes it
+LACKED = re.compile(r"\bNameError: name '(\w+)' is not defined")  # here, or in a rank, where launch tells of it
 _INSTALLED = "_lockstep_unwritten"  # the mark of a shell that already reports such answers
 
 
@@ -46,7 +55,12 @@ class Unwritten:
         error = (exc_tuple or sys.exc_info())[1]
         exercise = self.exercise_of(error)
         if exercise is None or error is None:
-            self._show(exc_tuple, *arguments, **options)
+            lacks = self._lacks(error)
+            if lacks and error:
+                self.shell._showtraceback(type(error), error, [
+                    f"No cell has made `{lacks}` yet, which this check needs: {ABOVE}."])
+            else:
+                self._show(exc_tuple, *arguments, **options)
             return
         self._told = error
         made = names_made(self._cell, self._line_of(error))
@@ -64,6 +78,11 @@ class Unwritten:
         stubs = (STUB.search(f"{type(one).__name__}: {one}") for one in causes(error))
         read = (self._missing.get(name) for name in names_read(self._cell))
         return next((found[1] for found in stubs if found), None) or next(filter(None, read), None)
+
+    def _lacks(self, error: BaseException | None) -> str:
+        """The name that a check takes from a cell above and that none has made; "" if that is not what is wrong."""
+        found = LACKED.search(f"{type(error).__name__}: {error}") if self._cell.startswith(FIRST["check"]) else None
+        return found[1] if found and found[1] in {*names_read(self._cell)} - self.shell.user_ns.keys() else ""
 
     def _line_of(self, error: BaseException) -> int:
         """The line of the cell that raised an error."""

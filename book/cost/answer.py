@@ -19,6 +19,7 @@ from book.cost.search import WORDS, Search, usable_bytes
 from book.cost.step import PARTS, Estimate, estimates, frozen_bytes, largest_micro_batch
 from book.cost.transformer import Transformer
 from book.cost.tuning import FULL, Tuning
+from book.words import rounded
 
 
 @dataclass(frozen=True)
@@ -373,8 +374,8 @@ def _lines(found: Plan) -> Iterator[str]:
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24
-        yield (f"{found.tokens:.3g} tokens take {days:,.1f} days with no hour lost, {found.gpu_hours:,.0f} GPU hours"
-               + (f", {found.dollars:,.0f} dollars" if found.price else ""))
+        yield (f"{rounded(found.tokens)} tokens take {days:,.1f} days with no hour lost, "
+               f"{found.gpu_hours:,.0f} GPU hours" + (f", {found.dollars:,.0f} dollars" if found.price else ""))
     for layout, more in found.next_best:
         yield f"else     {more:+.1%}: {layout}"
     if found.dp_alone and found.dp_alone[0] not in (found.layout, *(layout for layout, _ in found.next_best)):

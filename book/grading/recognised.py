@@ -7,6 +7,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from book.checks.unwritten import FIRST
 from book.grading.lab import marks, with_own, with_seed
 from book.grading.lab_schema import KEY
 from book.grading.release import without_solutions
@@ -44,6 +45,11 @@ def source_of(cell: Mapping[str, Any]) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def as_in_lab(source: str, own: NotebookNode) -> str:
+    """A cell's text without the line that a student copy has before the lab's own."""
+    return source.removeprefix(FIRST.get(marks(own)["kind"], ""))
+
+
 def _named(cell: Any) -> str:
     """The id that a cell's metadata claim, "" if they claim none."""
     metadata = cell.get("metadata") if isinstance(cell, dict) else None
@@ -78,4 +84,4 @@ def _released(own: NotebookNode) -> str:
 
 def _plain(source: str, own: NotebookNode) -> str:
     """A source without its seed and its numbers, which do not count: learners try several, or have their own."""
-    return with_own(with_seed(source, 0), dict.fromkeys(marks(own).get("own", {}), 0)).strip()
+    return with_own(with_seed(as_in_lab(source, own), 0), dict.fromkeys(marks(own).get("own", {}), 0)).strip()

@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from book.checks.unwritten import FIRST, INSTALLED
 from book.grading.lab import LabError, expect, marks, needed, points, read_lab, variant_of, with_own
 from book.grading.lab_schema import KEY, KINDS
 from book.words import joined, plural
@@ -93,9 +94,12 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
     solution, or a solution is outside an answer.
     """
     copy = deepcopy(lab)
+    reports = any(INSTALLED in cell.source for cell in copy.cells if cell.cell_type == "code")
     for number, cell in enumerate(copy.cells):
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}", nbgrader)
+            if reports:
+                cell.source = FIRST.get(marks(cell)["kind"], "") + cell.source
         else:
             without = _CITED.sub("", _ON_THE_SITE.sub(RIGHT, cell.source))
             cell.source = _SOURCES.sub("The sources are listed on the website's page of this lab.", without)

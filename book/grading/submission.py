@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from book.grading.lab import answer_cells, code_cells, marks, own_in, simulated, variant_of
-from book.grading.recognised import recognised, source_of
+from book.grading.recognised import as_in_lab, recognised, source_of
 from book.grading.release import without_solutions
 from book.grading.withheld_modules import imports_from_book
 
@@ -156,7 +156,8 @@ class _AnswerReader:
         else:
             self._close()
             self.found.own |= own_in(source, list(marks(self.own[mark]).get("own", {})))
-            if marks(self.own[mark])["kind"] != "parameters" and source.strip() != self.own[mark].source.strip():
+            same = as_in_lab(source, self.own[mark]).strip() == self.own[mark].source.strip()
+            if marks(self.own[mark])["kind"] != "parameters" and not same:
                 self.found.notes.append(f"cell {mark} {EDITED}")
 
     def _close(self) -> None:

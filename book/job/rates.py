@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from book.look.timelines import Steps
-from book.words import in_seconds
+from book.words import in_seconds, rounded
 
 WORK = "LOCKSTEP_WORK"  # the variable of the environment in which the judge finds it
 FLAGS = "--params or --model"
@@ -120,11 +120,11 @@ def rates_told(work: Work, made: Steps | None) -> Iterator[str]:
         yield "tokens per second: not known, as no two steps of an optimizer were seen"
         return
     each_s = work.tokens / made.median_s
-    yield f"tokens per second: {_rounded(each_s)} in the median step, {_rounded(each_s / work.num_ranks)} a rank"
+    yield f"tokens per second: {rounded(each_s)} in the median step, {rounded(each_s / work.num_ranks)} a rank"
     if work.flops and work.peak_flops_per_s:
         mfu = work.flops / made.median_s / work.peak_flops_per_s
         too_much = "; more than all is possible in 8 bits alone: check the numbers that you gave" if mfu > 1 else ""
-        yield (f"MFU: {100 * mfu:.3g}% of the {_rounded(work.peak_flops_per_s / 1e12)} TFLOP/s in 16 bits of "
+        yield (f"MFU: {100 * mfu:.3g}% of the {rounded(work.peak_flops_per_s / 1e12)} TFLOP/s in 16 bits of "
                f"{work.peak_of}, by {work.flops_of}{too_much}")
     if work.planned_s:
         planned = work.flops / work.planned_s / work.peak_flops_per_s
@@ -132,8 +132,3 @@ def rates_told(work: Work, made: Steps | None) -> Iterator[str]:
                f"half of such steps take {in_seconds(work.low_s)} to {in_seconds(work.high_s)}. Yours takes "
                f"{made.median_s / work.planned_s:.3g} times as long as the estimate")
         yield f"other layouts, with your step as the measure: {work.asks} {made.median_s:.4g},{work.layout}"
-
-
-def _rounded(value: float) -> str:
-    """Three digits, and all those before the point: "31,000"."""
-    return f"{float(f'{value:.3g}'):,g}" if value < 1e6 else f"{float(f'{value:.3g}'):,.0f}"

@@ -17,6 +17,7 @@ from book.launch import pending
 from book.launch.stacks import StackLine
 from book.tap.place import BOOK, is_book, is_learners, is_unseen, outwards
 from book.waiting.doing import Doing, Kind
+from book.waiting.hang import GIVEN
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
@@ -38,6 +39,11 @@ class Place:
 def is_cell(filename: str) -> bool:
     """Whether a code object's file name is that of a notebook cell."""
     return "ipykernel_" in filename or filename.startswith("<ipython-input")
+
+
+def is_given(filename: str) -> bool:
+    """Whether a code object's file name is that of a cell which a lab gives to its learners."""
+    return is_cell(filename) and linecache.getline(filename, 1).rstrip().endswith(GIVEN)
 
 
 def cell_sources() -> dict[str, str]:
@@ -79,8 +85,13 @@ def own_lines(lines: Sequence[StackLine]) -> Sequence[StackLine]:
 
 
 def own_place(lines: Sequence[StackLine]) -> Place:
-    """The innermost of the learner's lines; `lines` is not empty (see `own_lines`)."""
-    return _place(own_lines(lines)[-1])
+    """The innermost of the learner's lines; `lines` is not empty (see `own_lines`).
+
+    In a student's copy of a lab it is one in the cells that the learner writes, if they have called what is given.
+    """
+    own = own_lines(lines)
+    written = [line for line in own if not is_given(line.filename)]
+    return _place((written or own)[-1])
 
 
 def places(lines: Sequence[StackLine]) -> list[Place]:

@@ -2,7 +2,7 @@
 
     flights   what Flight Recorders noted, and which rank the others wait for
     dumps     the files that hold it: torch's, of some or all ranks, and this book's
-    profiles  PyTorch profiler traces: computing, communication and how much of it nothing hides
+    profiles  PyTorch profiler traces: computing, communication and how much of it is exposed
     streams   a step of profiler traces, stream by stream, merged to what can be seen
     gpu_memory what CUDA's allocator has given to whom, and at its peak
     arrivals  Arrivals: which rank comes last to the collectives, by one rule; traces' clocks, which these align

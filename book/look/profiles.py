@@ -32,6 +32,7 @@ HOST_CALL = re.compile(r"^c10d::(?!send|recv|.*barrier)")
 COMPUTING = ("aten::", "autograd::")
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")  # the host's calls of CUDA or HIP
 NO_NUMBER = -1
+EXPOSED = "exposed communication"  # at times when the rank computes nothing: the one name that sentences have for it
 SYNCHRONIZES = re.compile(r"^(cuda|hip|cu)\w*Synchronize")
 
 
@@ -42,7 +43,7 @@ class TraceFileError(ValueError):
 class Interval(NamedTuple):
     """What ran from when to when, in seconds on the rank's own clock; of a message its group, where that is known.
 
-    `lane` is the stream of a kernel, and the thread of what the host does; `called` what the host called a message,
+    `track` is the stream of a kernel, and the thread of what the host does; `called` what the host called a message,
     whose kernel may have another name.
     """
 
@@ -50,7 +51,7 @@ class Interval(NamedTuple):
     end_s: float
     name: str
     group: str = ""
-    lane: str = ""
+    track: str = ""
     called: str = ""
 
 
@@ -161,7 +162,7 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
         kind = _kind(event["name"], str(event.get("cat", "")).lower())
         called = calls.around(launched.get(_correlation(event, ("kernel",)))) if kind == "message" else ""
         spans[kind].append(Interval(start_s, start_s + event["dur"] / 1e6, event["name"], _group(event.get("args")),
-                                    _lane(event), called))
+                                    _track(event), called))
     found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
     info = info if isinstance(info, dict) else {}
     on_gpu = bool(found.get("kernel") or found.get("message"))
@@ -176,7 +177,7 @@ def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
                    found.get("annotation", ()))
 
 
-def _lane(event: Mapping[str, Any]) -> str:
+def _track(event: Mapping[str, Any]) -> str:
     """The stream of a kernel or copy, or else the thread."""
     said = event.get("args")
     return str(said["stream"]) if isinstance(said, dict) and "stream" in said else _thread(event)

@@ -70,7 +70,7 @@ class StreamShares:
 
 @dataclass(frozen=True)
 class StreamMoment:
-    """A stretch of a rank's time that costs: communication that no computing covers, or nothing at all (name "")."""
+    """A stretch of a rank's time that costs: exposed communication, or nothing at all (name "")."""
 
     rank: int
     start_s: float
@@ -269,18 +269,18 @@ def _lanes_of(profile: Profile) -> list[tuple[str, dict[str, list[Interval]]]]:
     by_stream: dict[str, dict[str, list[Interval]]] = defaultdict(dict)
     for kind, spans in ((COMPUTING, profile.computing), (MESSAGES, profile.messages), (COPY, profile.copies)):
         for span in spans:
-            by_stream[span.lane].setdefault(kind, []).append(span)
-    order = sorted(by_stream, key=lambda lane: (not lane.isdecimal(), int(lane) if lane.isdecimal() else 0, lane))
+            by_stream[span.track].setdefault(kind, []).append(span)
+    order = sorted(by_stream, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     host = {HOST: _outermost(profile.host), WAITS: list(profile.host_waits)}
-    return [("CPU", host)] * any(host.values()) + [(f"stream {lane}", by_stream[lane]) for lane in order]
+    return [("CPU", host)] * any(host.values()) + [(f"stream {name}", by_stream[name]) for name in order]
 
 
 def _outermost(spans: Sequence[Interval]) -> list[Interval]:
     """Without operators that another one of the thread has called."""
     found, until_s = [], defaultdict[str, float](float)
     for span in sorted(spans, key=lambda one: (one.start_s, -one.end_s)):
-        if span.end_s > until_s[span.lane]:
-            until_s[span.lane] = span.end_s
+        if span.end_s > until_s[span.track]:
+            until_s[span.track] = span.end_s
             found.append(span)
     return found
 

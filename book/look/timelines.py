@@ -251,7 +251,7 @@ class ExposedWaits:
 
 
 def exposed_waits(timelines: Sequence[Timeline]) -> ExposedWaits | None:
-    """What nothing hides of the communication in a step; None where a rank remembers no two steps."""
+    """The exposed communication of a step; None where a rank remembers no two steps."""
     if steps(timelines) is None:
         return None
     by_group: dict[Group, tuple[int, float]] = {}

@@ -9,7 +9,7 @@ import numpy as np
 from book.look.arrivals import FOCUS, JITTER, LINK, NOBODY, TRANSFER, Arrivals, arrivals
 from book.look.flights import FlightDump, guilty, sentences
 from book.look.gpu_memory import NO_FRAMES, GpuMemory, Part
-from book.look.profiles import Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
+from book.look.profiles import EXPOSED, Exposed, Profile, by_name, exposed_by_group, exposed_by_step, times
 from book.look.runs import FAILED, HUNG, JobRun
 from book.look.timelines import ExposedWaits, Steps, Timeline, arrivals_of, exposed_waits, steps, waiting_shares
 from book.waiting.hang import Group
@@ -91,7 +91,7 @@ def _times_told(name: str, profile: Profile) -> Iterator[str]:
     if not found.span_s:
         yield f"{name}: no work in it"
         return
-    parts = {"computing": found.computing_s, "communication that nothing hides": found.exposed_s, "idle": found.idle_s}
+    parts = {"computing": found.computing_s, EXPOSED: found.exposed_s, "idle": found.idle_s}
     shares = ", ".join(f"{part} {seconds / found.span_s:.1%}" for part, seconds in parts.items())
     yield f"{name}: {found.span_s:.3g} s, {shares}"
     if found.messages_s:
@@ -103,17 +103,17 @@ def _times_told(name: str, profile: Profile) -> Iterator[str]:
 
 
 def _exposed_told(groups: Sequence[Exposed], steps: Sequence[Exposed]) -> Iterator[str]:
-    """Communication that nothing hides, by process group and by step, a line for each."""
+    """Exposed communication, by process group and by step, a line for each."""
     if groups:
         told = [f"{one.name} {in_seconds(one.exposed_s)} of {in_seconds(one.messages_s)}" for one in groups]
         more = f", and {len(told) - MOST_RANKS} more" if len(told) > MOST_RANKS else ""
-        yield f"  not hidden, by group: {', '.join(told[:MOST_RANKS])}{more}"
+        yield f"  exposed, by group: {', '.join(told[:MOST_RANKS])}{more}"
     if 1 < len(steps) <= MOST_RANKS:
-        yield "  not hidden, by step: " + ", ".join(
+        yield "  exposed, by step: " + ", ".join(
             f"{one.name.removeprefix('ProfilerStep#')}: {in_seconds(one.exposed_s)}" for one in steps)
     elif steps:
         most = max(steps, key=lambda one: one.exposed_s)
-        yield (f"  not hidden, by step: {in_seconds(float(np.median([one.exposed_s for one in steps])))} in the median "
+        yield (f"  exposed, by step: {in_seconds(float(np.median([one.exposed_s for one in steps])))} in the median "
                f"of {counted(len(steps), 'step')}, most in {most.name}: {in_seconds(most.exposed_s)}")
 
 
@@ -196,8 +196,8 @@ def _by_rank(ranks: Sequence[int], values: Sequence[float], written: Callable[[f
 
 
 def _waits_told(ranks: Sequence[int], exposed: ExposedWaits) -> Iterator[str]:
-    """Communication that nothing hides in a step, by rank, and by group where there are several."""
-    yield ("exposed communication of a step, late ranks' included, in the median: "
+    """Exposed communication in a step, by rank, and by group where there are several."""
+    yield (f"{EXPOSED} of a step, late ranks' included, in the median: "
            + _by_rank(ranks, exposed.by_rank, in_seconds))
     names = groups_told(exposed.by_group)
     most = sorted(exposed.by_group.items(), key=lambda one: -one[1][1])

@@ -95,6 +95,14 @@ class RecordedJob:
         return max(late, key=lambda name: late[name] - float(np.median([other[name] for other in own])))
 
     @property
+    def verdict(self) -> str:
+        """Whom the others wait for, in words, also where no rank can be named."""
+        if self.late_rank is None:
+            return (f"no rank can be named: for {sum(self.lost_s) / self.wall_s:.0%} of the time all others waited for "
+                    "one of them, and not for the same one over and over")
+        return f"the others wait for rank {self.late_rank}, most of all in {self.late_phase}"
+
+    @property
     def moving_s(self) -> float:
         """How long messages were under way after the last rank had come: nothing hides that."""
         return sum(one.moving_s for one in self.meetings)

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lockstep show", description="Flight Recorder dumps, pickles or JSON: which rank the others wait for, and what "
                                      "it did instead. PyTorch profiler traces, .json or .json.gz: how much "
-                                     "communication nothing hides, in each group and step, which rank comes last to "
+                                     "communication is exposed, in each group and step, which rank comes last to "
                                      "the collectives, and on a page each stream in one step. Snapshots of CUDA's "
                                      "memory: what holds it when most is held, by part of the model and line. Of "
                                      "some or all ranks; for dumps, the last number in a file's name is its rank. "

@@ -10,6 +10,9 @@ from book.waiting.doing import INSIDE, Doing
 from book.waiting.history import History, Model
 
 
+GIVEN = "# given"  # ends the first line of a lab's cell that is not the learner's: its lines are not theirs either
+
+
 class Group(NamedTuple):
     """A process group: its name in torch, and its ranks in the world, in ascending order."""
     name: str

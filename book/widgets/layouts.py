@@ -15,7 +15,7 @@ from book.cost.step import PARTS
 from book.widgets.page import Page
 from book.widgets.show import show
 from book.widgets.terms import percent
-from book.words import in_bytes, in_seconds
+from book.words import in_bytes, in_seconds, rounded
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -42,9 +42,7 @@ class LayoutChart(Page):
         if not len(found):
             raise ValueError("this search found no layout: nothing divides its GPUs, layers, heads and batch")
         self.found, self.traces, self._given_title = found, {}, title
-        number = found.model.num_parameters
-        size = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
-        self.title = title or f"{size} parameters on {found.cluster.num_gpus:,} GPUs"
+        self.title = title or f"{rounded(found.model.num_parameters)} parameters on {found.cluster.num_gpus:,} GPUs"
 
     def with_trace(self, what: Any) -> LayoutChart:
         """The same chart of another search."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from book.look.profiles import EXPOSED
 from book.look.streams import BOTH, KINDS, WAITS, StreamBlock, StreamLane, StreamMoment, StreamShares, Streams
 from book.widgets.calls import tick
 from book.widgets.page import Page, arranged, heading, listed, table
@@ -49,9 +50,9 @@ class StreamsView(Page):
     def data(self, live: bool) -> dict[str, Any]:
         """Lanes and stops."""
         shown, numbers = self.streams, dict[tuple[str, ...], int]()
-        lanes = [_flat(lane, shown.duration_s, numbers) for lane in shown.lanes]
+        rows = [_flat(lane, shown.duration_s, numbers) for lane in shown.lanes]
         run = {"source": self._source, "duration_s": float(f"{shown.duration_s:.6g}"), "names": _names(shown.lanes),
-               "kinds": [list(texts) for texts in numbers], "idle": "idle", "lanes": lanes,
+               "kinds": [list(texts) for texts in numbers], "idle": "idle", "lanes": rows,
                "stops": [*self._stops()], "figures": self._figures()}
         return {"title": self.title, **arranged({"": run}, None, None)}
 
@@ -78,7 +79,7 @@ class StreamsView(Page):
         """Of the rank with the most exposed communication."""
         most = self._told[0]
         duration_s, of = most.duration_s, f"rank {most.rank}"
-        found = [[percent(most.exposed_s / duration_s), f"of the time of {of} is communication that nothing hides"],
+        found = [[percent(most.exposed_s / duration_s), f"of the time of {of} is {EXPOSED}"],
                  [percent(most.computing_s / duration_s), "computing"], [percent(most.idle_s / duration_s), "idle"]]
         if most.messages_s:
             found.insert(1, [percent(1 - most.exposed_s / most.messages_s), "of its communication is hidden"])
@@ -107,7 +108,7 @@ def moment_told(moment: StreamMoment) -> list[str]:
     """What to stress, and the rest."""
     lasts = in_seconds(moment.end_s - moment.start_s)
     if moment.name:
-        return [f"Rank {moment.rank}: {lasts} of {moment.name}", " that no computing covers."]
+        return [f"Rank {moment.rank}: {lasts} of {moment.name}", ", exposed."]
     host = {"": "no operator or CUDA call is noted in most of it", BOTH: "the host is busy or waits for the GPU",
             WAITS: "the host stands in a call that waits for the GPU"}.get(moment.host, "the host is busy")
     said = f", and {in_seconds(moment.said_s)} of it are in {moment.said}" if moment.said else ""
@@ -116,8 +117,8 @@ def moment_told(moment: StreamMoment) -> list[str]:
 
 def shares_told(one: StreamShares) -> str:
     """Where the time of a rank went, as a sentence."""
-    return (f"Rank {one.rank}: computing {in_seconds(one.computing_s)}, communication {in_seconds(one.messages_s)}, of "
-            f"which nothing hides {in_seconds(one.exposed_s)}; idle {in_seconds(one.idle_s)}.")
+    return (f"Rank {one.rank}: computing {in_seconds(one.computing_s)}, communication {in_seconds(one.messages_s)}, "
+            f"{in_seconds(one.exposed_s)} of it exposed; idle {in_seconds(one.idle_s)}.")
 
 
 def _names(lanes: Sequence[StreamLane]) -> list[list[Any]]:
