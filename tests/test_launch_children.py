@@ -155,12 +155,25 @@ def through_lock() -> None:
     load(lock_twice)
 
 
+def lock_in_with() -> None:
+    lock = threading.Lock()
+    with lock:
+        with lock:
+            pass
+
+
+def through_with() -> None:
+    load(lock_in_with)
+
+
 def through_event() -> None:
     load(wait_for_event)
 
 
 STUCK = [
     (through_lock, "cause: rank 1 waits in DataLoader, and its worker process 0 waits in lock.acquire() at "),
+    (through_with, "cause: rank 1 waits in DataLoader, and its worker process 0 waits for a lock, which nobody there "
+     "releases if a thread of the rank held it at the fork, at test_launch_children.py line "),
     (through_event, "cause: rank 1 waits in DataLoader, and its worker process 0 waits in wait() at "),
     (pour, "cause: rank 1 waits in DataLoader, and its worker process 0 waits in get() at "),
     (map_in_a_pool, "cause: rank 1 waits in Pool.map(), and its process "),

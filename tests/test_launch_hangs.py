@@ -7,18 +7,21 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from book.launch import HangError, LaunchError, launch, threads
+from book.launch import HangError, LaunchError, around, launch, threads
 from book.launch.pending import keys_of_store
 from book.record import lanes, watch
 from book.trace import Trace
@@ -317,6 +320,51 @@ def test_what_kept_a_rank_from_a_call_is_named(program: Callable[[], None], caus
         launch(program, 2, hang_s=1, timeout_s=60)
     said = re.sub(r"test_launch_hangs.py line \d+", "{}", str(caught.value))
     assert f"cause: {cause}" in said.splitlines()
+
+
+HANDLERS = {  # the statements of a handler, and whether a rank may go on behind its error
+    "print('skipped')": True, "return": True, "raise": False, "print('ends')\nraise": False,
+    "if 'memory' in str(error):\n    return\nraise": True,
+    "if 'memory' in str(error):\n    print('skipped')\nelse:\n    raise error": True,
+    "if 'memory' in str(error):\n    raise MemoryError\nelse:\n    raise error": False,
+}
+
+
+@pytest.mark.parametrize("handler", list(HANDLERS))
+def test_a_handler_that_raises_some_errors_goes_on_after_others(handler: str, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    handles = "except RuntimeError as error:\n" + textwrap.indent(handler, "    ")
+    file.write_text("def train():\n" + textwrap.indent(f"try:\n    train_step()\n{handles}", "    "))
+    found = around.line(((str(file), 3),)).handler
+    assert (found is not None) == HANDLERS[handler]
+
+
+def test_what_may_end_the_loops_around_a_line_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("for epoch in range(9):\n    for batch in loader:\n        for one in batch:\n"
+                    "            train(one)\n        for one in batch:\n            if one: break\n"
+                    "    if stop(epoch):\n        break\n")
+    lines = [around.line(((str(file), number),)).leaves for number in (4, 6)]
+    assert lines == ["if stop(epoch): break", "if one: break"]
+
+
+class CallsInside(torch.nn.Linear):
+    """A model whose forward makes a call of its own, as Lightning has DDP run what a user's step calls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.get_rank() == 0:
+            dist.barrier()
+        return super().forward(x)
+
+
+def calls_inside_a_forward() -> None:
+    start()
+    DistributedDataParallel(CallsInside(2, 1))(torch.ones(1, 2))
+
+
+def test_a_call_inside_the_forward_of_ddp_is_named_by_itself() -> None:
+    with pytest.raises(HangError, match="rank 0 waits in barrier at test_launch_hangs.py line"):
+        launch(calls_inside_a_forward, 2, hang_s=1, timeout_s=60)
 
 
 def waits_for_an_event_for_a_while() -> None:

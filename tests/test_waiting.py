@@ -9,7 +9,7 @@ import pytest
 from book.waiting.causes import CAUSES, causes
 from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import CollectiveCall, Dropped, Group, Hang, Standing, Worker
+from book.waiting.hang import Child, CollectiveCall, Dropped, Group, Hang, Standing, Worker
 from book.waiting.history import CallSite, Condition, Handler, History, Model, SiteCall
 from book.waiting.message import graph
 from book.waiting.standstill import DEAD, STOPPED, WAITS, Common, WaitFor, standstill, waits_told
@@ -168,6 +168,41 @@ def test_an_error_that_was_caught_between_two_lines_is_told_unless_a_condition_e
         told = _told([_history(first, last, first, last), _history(first, last, first)])
         assert any("has caught an error in between, and `except MemoryError` goes on at code.py line 9" in said
                    for said in told) == num_said
+
+
+@pytest.mark.parametrize(("loop", "num", "is_told"), [("", 4, True), ("for batch in loader", 4, False), ("", 3, False)])
+def test_a_line_behind_a_loop_that_a_rank_never_came_to_is_told_if_its_loop_ended(loop: str, num: int,
+                                                                                  is_told: bool) -> None:
+    handler = Handler("except OSError", "code.py line 9")
+    step, last = (_line(number, loop=head, handler=handler, block=2)
+                  for number, head in ((3, "for x in data"), (4, loop)))
+    said = _told([_history(*[step] * 4, last), _history(*[step] * num, is_done=True)])
+    assert any(f"rank 1 has come {num} times to code.py line 3, but never to code.py line 4: it has caught an error"
+               in each for each in said) == is_told
+
+
+def test_a_loop_that_a_rank_may_leave_by_itself_is_told_beside_uneven_batches() -> None:
+    line = _line(3, leaves="if loss > best: break")
+    said, = _told([_history(line, line), _history(line)], [[Model(3, {line: 3})], [Model(2, {line: 2})]])
+    assert said.endswith("train inside `with model.join():`; if `if loss > best: break` has ended the loop, have all "
+                         "ranks decide alike, as by an all_reduce")
+
+
+@pytest.mark.parametrize(("owner", "in_backward"), [("FSDP", False), ("FSDP", True), ("DTensor", False)])
+def test_forwards_of_a_sharded_model_that_some_ranks_have_not_run_are_counted(owner: str, in_backward: bool) -> None:
+    made, own = SiteCall(_line(3), "all_gather_single", owner, in_backward), SiteCall(_line(9), "barrier")
+    said = _told([History(4, {made: 3, own: 1}, (own,), None), History(2, {made: 2}, (made,), None)])
+    assert said == ["rank 0 has come 3 times to code.py line 3, rank 1 only 2 times: a forward gathers all ranks' "
+                    "shards, so all must run equally many"] * (owner == "FSDP" and not in_backward)
+
+
+def test_a_lock_that_a_worker_process_waits_for_may_have_been_held_when_it_was_forked() -> None:
+    loads = doing(Kind.OTHER, "DataLoader")
+    said = [causes(Hang([loads._replace(children=[Child("worker process 0", its, "code.py line 3")])], {}))
+            for its in (Doing(Kind.LOCK), Doing(Kind.LOCK, "lock.acquire()"))]
+    assert said == [["rank 0 waits in DataLoader, and its worker process 0 waits for a lock, which nobody there "
+                     "releases if a thread of the rank held it at the fork, at code.py line 3"],
+                    ["rank 0 waits in DataLoader, and its worker process 0 waits in lock.acquire() at code.py line 3"]]
 
 
 def test_messages_that_do_not_add_up_are_counted() -> None:

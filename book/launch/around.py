@@ -30,8 +30,9 @@ def line(chain: Sequence[Place]) -> CallSite:
     likely = [found for found in conditions if _OF_RANKS.search(found.text)]
     handler, block = next((found for place in chain for found in _handlers(place[0], paths[place])), (None, 0))
     loops = [_head(node) for node in _loops(paths[chain[0]])]
+    leaves = next((found for place in chain for found in _breaks(paths[place])), "")
     return CallSite(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
-                    next(iter(likely or conditions), None), handler, block)
+                    next(iter(likely or conditions), None), handler, block, leaves)
 
 
 @functools.cache
@@ -43,6 +44,18 @@ def in_loop(filename: str, number: int) -> bool:
 def _loops(path: Sequence[tuple[ast.AST, str]]) -> list[ast.AST]:
     """The loops that have a line in their bodies, outermost first."""
     return [node for node, part in path if isinstance(node, (ast.For, ast.While)) and part == "body"]
+
+
+def _breaks(path: Sequence[tuple[ast.AST, str]]) -> Iterator[str]:
+    """What may end the loops that have a line in their bodies, innermost loop first: "if loss < best: break"."""
+    for loop in reversed(_loops(path)):
+        inside = [*ast.iter_child_nodes(loop)]
+        while inside:
+            node = inside.pop(0)
+            if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Break):
+                yield f"{_head(node)}: break"
+            if not isinstance(node, (ast.For, ast.While, *_FUNCTIONS)):  # whose breaks are their own
+                inside += ast.iter_child_nodes(node)
 
 
 @functools.cache
@@ -124,10 +137,24 @@ def _handlers(filename: str, path: Sequence[tuple[ast.AST, str]]) -> Iterator[tu
         if isinstance(node, _TRIES) and part == "body":
             star = "" if isinstance(node, ast.Try) else "*"
             for handler in node.handlers:
-                if not any(isinstance(inner, (ast.Raise, ast.Return)) for inner in ast.walk(handler)):
+                if _ways_out(handler.body) != {ast.Raise}:
                     yield Handler(f"except{star} {ast.unparse(handler.type)}" if handler.type else "except",
                                   str(place_of(filename, handler.body[0].lineno))), node.lineno
         if isinstance(node, ast.With) and part == "body":
             for item in node.items:
                 if re.search(r"\bsuppress\(", ast.unparse(item.context_expr)):
                     yield Handler(f"with {ast.unparse(item.context_expr)}", ""), node.lineno
+
+
+def _ways_out(statements: Sequence[ast.stmt]) -> set[type[ast.AST]]:
+    """How statements may be left: `ast.Raise`, one of `_ENDS`, or `ast.Pass` for behind the last one."""
+    found: set[type[ast.AST]] = set()
+    for statement in statements:
+        if isinstance(statement, (ast.Raise, *_ENDS)):
+            return found | {type(statement)}
+        if isinstance(statement, ast.If):
+            inner = _ways_out(statement.body) | _ways_out(statement.orelse)
+            found |= inner - {ast.Pass}
+            if ast.Pass not in inner:
+                return found
+    return found | {ast.Pass}

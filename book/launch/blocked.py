@@ -47,7 +47,12 @@ def _in_threading(line: StackLine) -> bool:
 
 
 def _waits_in_c(line: StackLine) -> bool:
-    return not line.calls().isdisjoint(_WAITING) or bool(_WITH_LOCK.match(line.source))
+    return not line.calls().isdisjoint(_WAITING) or takes_lock(line)
+
+
+def takes_lock(line: StackLine) -> bool:
+    """Whether a thread whose innermost line this is waits in C for what a `with` takes: a lock."""
+    return bool(_WITH_LOCK.match(line.source))
 
 
 def describe(frames: Sequence[FrameType]) -> Doing:
@@ -63,8 +68,7 @@ def describe(frames: Sequence[FrameType]) -> Doing:
     if call is not None:
         keys, called = pending.keys_of_store(call, own), ast.unparse(call.func)
         return Doing(Kind.KEYS, keys=keys) if keys else Doing(kind(called), called)
-    is_with = _WITH_LOCK.match(where.line_of(own).source)
-    return Doing(Kind.LOCK if is_with else Kind.IDLE)
+    return Doing(Kind.LOCK if takes_lock(where.line_of(own)) else Kind.IDLE)
 
 
 def _method(frame: FrameType) -> str:

@@ -271,6 +271,8 @@ def _doing(lines: Sequence[StackLine], works: bool) -> Doing:
     """What a thread at these lines is doing, by its source: its frames are in another process."""
     if where.sleeps(lines):
         return Doing(Kind.SLEEPS)
+    if blocked.takes_lock(lines[-1]):  # the signal that asked for its lines may have cost it CPU time
+        return Doing(Kind.LOCK)
     if works:
         return Doing(Kind.COMPUTES)
     own = where.own_lines(lines)[-1]

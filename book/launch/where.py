@@ -158,12 +158,18 @@ def _is_communication(filename: str) -> bool:
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
     """The outermost frame in torch.distributed: the function that the learner called.
 
+    Where torch calls the learner, as the forward of DDP does a model's, it is what the learner's innermost line called.
     An RRef's `rpc_sync()` enters through private functions; then it is the first public one.
     """
-    inside = [frame for frame in frames
-              if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
+    called = frames[frames.index(own_frame(frames)) + 1:]
+    inside = _communicating(called) or _communicating(frames)
     named = (frame for frame in inside if not _is_private(frame.f_code.co_name))
     return next(named, inside[0] if inside else None)
+
+
+def _communicating(frames: Sequence[FrameType]) -> list[FrameType]:
+    return [frame for frame in frames
+            if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
 
 
 def doing(frames: list[FrameType]) -> Doing:

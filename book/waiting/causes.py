@@ -113,8 +113,9 @@ def processes_of_a_rank(hang: Hang) -> Iterator[str]:
     for rank, standing in enumerate(hang.ranks):
         for child in standing.children:
             if child.doing.waits and standing.main.waits:
-                yield (f"rank {rank} {standing.main.words()}, and its {child.name} {child.doing.words()} at "
-                       f"{child.place}")
+                held = ", which nobody there releases if a thread of the rank held it at the fork,"
+                yield (f"rank {rank} {standing.main.words()}, and its {child.name} {child.doing.words()}"
+                       f"{held if child.doing == Doing(Kind.LOCK) else ''} at {child.place}")
 
 
 # Calls over RPC

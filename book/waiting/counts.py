@@ -18,7 +18,7 @@ NO_CALLS = History(0, {}, (), None)
 def out_of_step(hang: Hang) -> Iterator[str]:
     """Ranks that have run a model in DDP more often than others, or called a line of a collective that hangs."""
     histories = _histories(hang)
-    for look in (_swallowed, _left_out, _forwards_of_some, _left_to_ddp, _uneven, _parted, _counts,
+    for look in (_swallowed, _left_out, _forwards_of_some, _left_to_ddp, _uneven, _parted, _counts, _sharded,
                  _unsynchronised):
         if sentences := list(dict.fromkeys(sentence for each in histories for sentence in look(hang, each))):
             yield from sentences
@@ -44,19 +44,26 @@ def _disagree(last: Mapping[int, CollectiveCall]) -> bool:
 # Errors that a rank has caught
 
 def _swallowed(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
-    """Ranks that have left a `try` before its last call, while others have not."""
+    """Ranks that have left a `try` before its last call, while others have not.
+
+    A rank that has never come to a line outside of loops, and as often as another to the line before, has left it too.
+    """
     forwards = {rank: _forwards(hang.ranks[rank].models) for rank in histories}
     counts = {rank: {**_by_line(histories[rank].counts), **forwards[rank]} for rank in histories}
     lines = sorted({line for each in counts.values() for line in each if line.handler}, key=lambda line: line.number)
     for rank, own in counts.items():
         for first, last in pairwise(lines):
             if first.block == last.block and own.get(first, 0) > own.get(last, 0) and any(
-                    other.get(first) == other.get(last) for other in counts.values()) and last.handler and (
-                    first.condition == last.condition):
+                    other.get(first) == other.get(last) or _went_on(other, own, first, last)
+                    for other in counts.values()) and last.handler and first.condition == last.condition:
                 yield (f"rank {rank} has come {times(own[first])} to {first.place}, but {times(own.get(last, 0))} to "
                        f"{last.place}: it has caught an error in between, and `{last.handler.text}` goes "
                        f"on{_at(last.handler.goes_on)}. Let the error end the rank, or have the ranks agree on what "
                        "to do")
+
+
+def _went_on(other: Mapping[CallSite, int], own: Mapping[CallSite, int], first: CallSite, last: CallSite) -> bool:
+    return last in other and last not in own and not last.loop and other.get(first) == own[first]
 
 
 def _at(place: str) -> str:
@@ -108,7 +115,13 @@ def _uneven(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
         (most, first), *others = sorted(who.items(), reverse=True)
         rest = "".join(f", {named(ranks)} on only {count}" for count, ranks in others)
         yield (f"{named(first)} {agree('has', first)} run {which} on {counted(most, 'batch')}{rest}, at "
-               f"{line.place}: {JOIN}")
+               f"{line.place}: {JOIN}{_agree_to_leave(line)}")
+
+
+def _agree_to_leave(line: CallSite) -> str:
+    if not line.leaves:
+        return ""
+    return f"; if `{line.leaves}` has ended the loop, have all ranks decide alike, as by an all_reduce"
 
 
 def _under(line: CallSite) -> str:
@@ -188,6 +201,15 @@ def _why_fewer(line: CallSite, fewer: Sequence[int]) -> str:
         return (f": did {named(sorted(fewer))} catch an error before it? `{line.handler.text}` goes "
                 f"on{_at(line.handler.goes_on)}")
     return f": compare what `{line.loop}` goes over on each rank" if line.loop else ""
+
+
+def _sharded(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """Lines at which FSDP gathers parameters, of a model that some ranks have run more often than others."""
+    for made in dict.fromkeys(made for history in histories.values() for made in history.counts):
+        who = alike((rank, history.counts.get(made, 0)) for rank, history in histories.items())
+        if made.owner == "FSDP" and len(who) > 1 and not made.in_backward:
+            yield f"{_come(who, made.line)}: a forward gathers all ranks' shards, so all must run equally many"
+            return
 
 
 def _unsynchronised(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:

@@ -24,6 +24,7 @@ class CallSite(NamedTuple):
     condition: Condition | None = None
     handler: Handler | None = None
     block: int = 0  # the line of the `try` that the handler belongs to
+    leaves: str = ""  # what may end a loop around it: "if bad_epochs > 3: break"
 
 
 class SiteCall(NamedTuple):
