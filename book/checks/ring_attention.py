@@ -111,9 +111,9 @@ class Cut:
         self.num_ranks = len(self.positions)
         self.q, self.k, self.v = ([dense(x)[:, :, own] for own in self.positions] for x in (q, k, v))
 
-    def scores(self, rank: int, owner: int, mask: tuple[int, int] | None, scale: bool = True) -> np.ndarray:
+    def scores(self, rank: int, owner: int, mask: tuple[int, int] | None) -> np.ndarray:
         """A rank's scores with the keys of `owner`, under the mask of two ranks' positions, or without one."""
-        found = self.q[rank] @ self.k[owner].swapaxes(-1, -2) / np.sqrt(self.q[0].shape[-1]) ** scale
+        found = self.q[rank] @ self.k[owner].swapaxes(-1, -2) / np.sqrt(self.q[0].shape[-1])
         if mask is None:
             return found
         queries, keys = (self.positions[one % self.num_ranks] for one in mask)
