@@ -13,7 +13,7 @@ import numpy as np
 
 from book.checks.formula import Slips
 from book.checks.recordings import point_to_point
-from book.checks.verdict import CheckFailed, agree, dense, held, magnitude, refuse, require, same, short
+from book.checks.verdict import CheckFailed, agree, dense, held, kind_of, magnitude, refuse, require, same, short
 from book.trace import Trace
 
 HIDDEN = -np.inf  # the score of a key that a query does not see
@@ -194,7 +194,7 @@ def ring_gradients(got: Sequence[Any], q: Any, k: Any, v: Any, upstream: Any, po
     parts = _parts(cut, ups)
     for rank, three in enumerate(got):
         require(isinstance(three, (tuple, list)) and len(three) == 3, f"{case}, rank {rank}: return three gradients, "
-                f"of q, k and v, not {_kind(three)}")
+                f"of q, k and v, not {kind_of(three)}")
     for place, name, why in ((0, "q", _why_not_queries), (2, "v", _why_not_travelled), (1, "k", _why_not_travelled)):
         for rank, three in enumerate(got):
             want = _due(parts, name, rank)
@@ -311,13 +311,9 @@ def attend_all(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _pair(got: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     require(isinstance(got, (tuple, list)) and len(got) == 2, f"{where}: return two tensors, as finished(state) gives "
-            f"them, not {_kind(got)}")
+            f"them, not {kind_of(got)}")
     require(all(hasattr(x, "shape") for x in got), f"{where}: return two tensors, outputs and log-sum-exp")
     return dense(got[0]), dense(got[1])
-
-
-def _kind(got: Any) -> str:
-    return f"{len(got)}" if isinstance(got, (tuple, list)) else "nothing" if got is None else f"a {type(got).__name__}"
 
 
 def told(found: np.ndarray, slips: Slips, otherwise: str) -> str:
