@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.checks.formula import Slips
-from book.checks.ring_attention import told
+from book.checks.formula import Slips, told
 from book.checks.verdict import (dense, disagree, held, kind_of, likeliest, magnitude, refuse, require, same, short,
                                  with_hint)
 from book.launch import LaunchError

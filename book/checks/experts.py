@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.formula import Slips
-from book.checks.ring_attention import told
+from book.checks.formula import Slips, told
 from book.checks.verdict import CheckFailed, dense, held, kind_of, likeliest, magnitude, refuse, require, same, short
 from book.mesh import Mesh
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from book.checks.formula import Slips
+from book.checks.formula import Slips, told
 from book.checks.recordings import point_to_point
 from book.checks.verdict import CheckFailed, agree, dense, held, kind_of, magnitude, refuse, require, same, short
 from book.trace import Trace
@@ -314,8 +314,3 @@ def _pair(got: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
             f"them, not {kind_of(got)}")
     require(all(hasattr(x, "shape") for x in got), f"{where}: return two tensors, outputs and log-sum-exp")
     return dense(got[0]), dense(got[1])
-
-
-def told(found: np.ndarray, slips: Slips, otherwise: str) -> str:
-    """The sentence of the first slip that makes what was found."""
-    return next((said for value, said in slips if agree(found, value)), otherwise)
