@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.formula import Formula, Slips
-from book.checks.ring_attention import Cut, told
+from book.checks.formula import Formula, Slips, told
+from book.checks.ring_attention import Cut
 from book.checks.verdict import CheckFailed, dense, held, magnitude, refuse, require, same, short
 from book.cost import context_parallel_sent_bytes
 from book.trace import Trace

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.checks.formula import Slips
-from book.checks.ring_attention import told
-from book.checks.verdict import dense, disagree, held, likeliest, magnitude, refuse, require, same, short, with_hint
+from book.checks.formula import Slips, told
+from book.checks.verdict import (dense, disagree, held, kind_of, likeliest, magnitude, refuse, require, same, short,
+                                 with_hint)
 from book.launch import LaunchError
 from book.trace import Trace
 
@@ -296,8 +296,3 @@ def _require_gradients(done_gradient: Any, gate_gradient: Any, pieces: Sequence[
     whole = np.concatenate(due)
     same(f"{where}: the gradient of the experts' rows", dense(done_gradient), whole, whole, lambda: "each row's is its "
          "gate times the gradient of its token's output")
-
-
-def kind_of(got: Any) -> str:
-    """What a function has returned in place of several things, in words."""
-    return f"{len(got)}" if isinstance(got, (tuple, list)) else "nothing" if got is None else f"a {type(got).__name__}"

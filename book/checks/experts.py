@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.expert_rows import kind_of
-from book.checks.formula import Slips
-from book.checks.ring_attention import told
-from book.checks.verdict import CheckFailed, dense, held, likeliest, magnitude, refuse, require, same, short
+from book.checks.formula import Slips, told
+from book.checks.verdict import CheckFailed, dense, held, kind_of, likeliest, magnitude, refuse, require, same, short
 from book.mesh import Mesh
 
 

@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, equal, require, short
+from book.checks.verdict import CheckFailed, agree, equal, require, short
 
 Slips = Sequence[tuple[Any, str]]  # what a wrong formula leads to, and what to say of it
+
+
+def told(found: np.ndarray, slips: Slips, otherwise: str) -> str:
+    """The sentence of the first slip that makes what was found."""
+    return next((said for value, said in slips if agree(found, value)), otherwise)
 
 
 class Formula:

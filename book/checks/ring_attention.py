@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from book.checks.formula import Slips
+from book.checks.formula import Slips, told
 from book.checks.recordings import point_to_point
-from book.checks.verdict import CheckFailed, agree, dense, held, magnitude, refuse, require, same, short
+from book.checks.verdict import CheckFailed, agree, dense, held, kind_of, magnitude, refuse, require, same, short
 from book.trace import Trace
 
 HIDDEN = -np.inf  # the score of a key that a query does not see
@@ -111,9 +111,9 @@ class Cut:
         self.num_ranks = len(self.positions)
         self.q, self.k, self.v = ([dense(x)[:, :, own] for own in self.positions] for x in (q, k, v))
 
-    def scores(self, rank: int, owner: int, mask: tuple[int, int] | None, scale: bool = True) -> np.ndarray:
+    def scores(self, rank: int, owner: int, mask: tuple[int, int] | None) -> np.ndarray:
         """A rank's scores with the keys of `owner`, under the mask of two ranks' positions, or without one."""
-        found = self.q[rank] @ self.k[owner].swapaxes(-1, -2) / np.sqrt(self.q[0].shape[-1]) ** scale
+        found = self.q[rank] @ self.k[owner].swapaxes(-1, -2) / np.sqrt(self.q[0].shape[-1])
         if mask is None:
             return found
         queries, keys = (self.positions[one % self.num_ranks] for one in mask)
@@ -194,7 +194,7 @@ def ring_gradients(got: Sequence[Any], q: Any, k: Any, v: Any, upstream: Any, po
     parts = _parts(cut, ups)
     for rank, three in enumerate(got):
         require(isinstance(three, (tuple, list)) and len(three) == 3, f"{case}, rank {rank}: return three gradients, "
-                f"of q, k and v, not {_kind(three)}")
+                f"of q, k and v, not {kind_of(three)}")
     for place, name, why in ((0, "q", _why_not_queries), (2, "v", _why_not_travelled), (1, "k", _why_not_travelled)):
         for rank, three in enumerate(got):
             want = _due(parts, name, rank)
@@ -311,15 +311,6 @@ def attend_all(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _pair(got: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     require(isinstance(got, (tuple, list)) and len(got) == 2, f"{where}: return two tensors, as finished(state) gives "
-            f"them, not {_kind(got)}")
+            f"them, not {kind_of(got)}")
     require(all(hasattr(x, "shape") for x in got), f"{where}: return two tensors, outputs and log-sum-exp")
     return dense(got[0]), dense(got[1])
-
-
-def _kind(got: Any) -> str:
-    return f"{len(got)}" if isinstance(got, (tuple, list)) else "nothing" if got is None else f"a {type(got).__name__}"
-
-
-def told(found: np.ndarray, slips: Slips, otherwise: str) -> str:
-    """The sentence of the first slip that makes what was found."""
-    return next((said for value, said in slips if agree(found, value)), otherwise)

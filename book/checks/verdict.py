@@ -104,6 +104,11 @@ def short(x: float) -> str:
     return f"{x:.6g}"
 
 
+def kind_of(got: Any) -> str:
+    """What a function has returned in place of several things, in words."""
+    return f"{len(got)}" if isinstance(got, (tuple, list)) else "nothing" if got is None else f"a {type(got).__name__}"
+
+
 def unmet(error: LaunchError, advice: str) -> str:
     """The message of an error, with advice if the ranks' collectives do not match."""
     return f"{error}\na collective without group= runs over all ranks of the world{advice}" if disagree(error) else (

@@ -73,9 +73,9 @@ class Layout:
         return {"tp": self.tp, "cp": self.tp * self.cp, "ep": self.ep, "pp": self.num_gpus,
                 "dp": self.tp * self.cp * self.dp}
 
-    def mesh(self, ranks_per_node: int | None = None) -> Mesh:
+    def mesh(self) -> Mesh:
         """Its mesh, tp innermost; cp counts as dp, whose replicas' gradients are added too."""
-        return Mesh.of({"pp": self.pp, "dp": self.dp * self.cp, "tp": self.tp}, ranks_per_node)
+        return Mesh.of({"pp": self.pp, "dp": self.dp * self.cp, "tp": self.tp})
 
     def __str__(self) -> str:
         """In short: "pp 8 × dp 16 × tp 8, micro-batch 1, 2 stages a rank, ZeRO-1, sequence parallel, no recompute"."""

@@ -133,13 +133,13 @@ def _fit_rows(some: Measured, weights: np.ndarray) -> tuple[Rows, np.ndarray]:
     return Rows([some.rows[i] for i in used]), weights[used]
 
 
-def left_out(some: Measured, num_folds: int = NUM_FOLDS, fit: Fit = fitted) -> np.ndarray:
+def left_out(some: Measured, fit: Fit = fitted) -> np.ndarray:
     """Estimated over measured seconds of each row, by constants fitted without any row of its model (a minute)."""
     models = [row.name.split("/")[0] for row in some.rows]
-    part = {model: i % num_folds for i, model in enumerate(sorted(set(models)))}
+    part = {model: i % NUM_FOLDS for i, model in enumerate(sorted(set(models)))}
     fold = np.array([part[model] for model in models])
     found = np.empty(len(models))
-    for k in range(num_folds):
+    for k in range(NUM_FOLDS):
         mine = some.where(fold == k)
         rows = Rows(mine.rows)
         found[fold == k] = rows.seconds(fit(some.where(fold != k))) / rows.measured_s
@@ -190,7 +190,7 @@ def calibrate(path: Path, num_starts: int = 0) -> str:
     constants = {group: {**of, **memory.get(group, {})} for group, of in fit(some).items()}
     said: dict[str, dict[str, Any]] = {
         "constants": {group: {name: float(f"{x:.4g}") for name, x in of.items()} for group, of in constants.items()},
-        "left_out": _by_set(some, left_out(some, fit=fit)), "gpu_left_out": _by_set(some, gpu_left_out(some, fit))}
+        "left_out": _by_set(some, left_out(some, fit)), "gpu_left_out": _by_set(some, gpu_left_out(some, fit))}
     parts = [f'"{key}": {{\n' + ",\n".join(f' "{name}": {json.dumps(of)}' for name, of in part.items()) + "}"
              for key, part in said.items()]
     path.write_text("{" + ",\n".join(parts) + "}\n", "utf-8")

@@ -94,18 +94,18 @@ def context_parallel_sent_bytes(method: str, num_ranks: int, query_bytes: float,
 
 
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
-                      parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4,
-                      attention: str = "ring") -> dict[str, float]:
+                      parameter_bytes: float, zero_stage: int = 0,
+                      bytes_per_number: int = 4) -> dict[str, float]:
     """Bytes that a rank of a mesh (pp, dp, tp) sends along each axis in a step of the book's GPT, with 1F1B or GPipe.
 
     `layer` is one micro-batch's, n what goes from layer to layer in it, m micro-batches, `parameter_bytes` the rank's.
     tp: m times 8(t-1)/t n in each of the stage's layers, 2(t-1)/t n for the embedding and as much for the head, and
     for the loss three all-reduces of a number of at least 4 bytes for each token. pp: m n to each neighbour. dp:
     2(d-1)/d of the parameters; with ZeRO-2 m+1 and with ZeRO-3 3m times (d-1)/d of them, for each micro-batch has a
-    backward of its own (all derived). On a mesh with cp too, `layer` has the tokens of a rank, `attention` is a method
-    of `context_parallel_sent_bytes`, which cp sends m times in each layer of the stage with 1/t of the heads, and what
-    dp did goes over both, as "dp+cp". Raises ValueError for another stage of ZeRO or method, MeshError for an axis that
-    is not there.
+    backward of its own (all derived). On a mesh with cp too, `layer` has the tokens of a rank, cp sends what ring
+    attention does with 1/t of the heads (`context_parallel_sent_bytes`), m times in each layer of the stage, and what
+    dp did goes over both, as "dp+cp". Raises ValueError for another stage of ZeRO, MeshError for an axis that is not
+    there.
     """
     num_stages, group_size = mesh.size("pp"), mesh.size("tp")
     stage = mesh.coordinates(rank)["pp"]
@@ -119,7 +119,7 @@ def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int,
     replicas, averaged_over = mesh.size("dp"), "dp"
     if "cp" in mesh.axes:
         heads = n / group_size
-        found["cp"] = m * here * sum(context_parallel_sent_bytes(attention, mesh.size("cp"), heads, heads))
+        found["cp"] = m * here * sum(context_parallel_sent_bytes("ring", mesh.size("cp"), heads, heads))
         averaged_over = "+".join(axis for axis in mesh.axes if axis in ("dp", "cp") and mesh.size(axis) > 1) or "dp"
         replicas *= mesh.size("cp")
     found[averaged_over] += sharded_sent_bytes(zero_stage, replicas, parameter_bytes, m)

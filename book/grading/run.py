@@ -323,6 +323,6 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _head(path: Path, num_chars: int = 4000) -> str:
+def _head(path: Path) -> str:
     with open(path, errors="replace") as file:
-        return file.read(num_chars)
+        return file.read(4000)
