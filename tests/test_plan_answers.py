@@ -16,6 +16,7 @@ from book.cost import MACHINES, MODELS, Layout, MeasuredStep, cluster_of, layout
 from book.cost.__main__ import main
 from book.cost.calibration import Rows
 from book.cost.machines import SOFTWARE, like
+from book.cost.measured import data_sets
 from book.cost.question import Question, asked
 from book.cost.refusals import fits
 from book.cost.scoreboard import bar, fitted, is_measured, measured
@@ -263,6 +264,9 @@ def test_chapter_10_reads_its_table_of_gpus_right() -> None:
     ahead = [100 * (min(took for way, took in times.items() if way not in ("cp", "s")) - 1)
              for times in (eight | large).values()]
     assert f"by {min(ahead):.0f} to {max(ahead):.0f} %" in words
+    rows = [row for data in data_sets().values() for row in data.rows]
+    with_cp = [row.layout.cp for row in rows if row.layout.cp > 1 and row.model.num_tokens == 8192]
+    assert f"{len(with_cp)} of {len(rows):,} have cp at this length" in words and set(with_cp) == {2}
 
 
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
