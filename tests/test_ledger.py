@@ -638,8 +638,11 @@ def test_chapter_3_says_how_long_nccl_counts_its_own_hops() -> None:
         return (2 * (num_gpus - 1) - across) * inside_us + across * across_us
 
     each = [ring_us(128, *hop) / 254 for hop in ring.values()]
-    assert (f"a message takes {each[0]:.1f} µs in the mean in the first, and {each[1]:.1f} in the second, or "
-            f"{1.4 * each[1]:.1f} with the factor") in says
+    amd = max(0.6, 2.0), max(3.4, 3 * 2.0)  # there it takes 2 µs to post a message
+    for (size, (inside, across)), inside_amd, mean in zip(ring.items(), amd, each):
+        assert (f"| for {size} buffers | {inside:.1f} µs | {inside_amd:.1f} µs | {across:g} µs | {mean:.1f} µs |"
+                ) in says
+    assert f"1.4 times its sum, so {1.4 * each[1]:.1f} µs a message" in says
     assert (f"would wait {1.4 * ring_us(128, *ring['large']) / 1e3:.1f} ms, and "
             f"{1.4 * ring_us(1024, *ring['large']) / 1e3:.1f} on 1,024") in says
     few, many = (2 * (7 * tree[0] + levels * tree[1]) / 1e3 for levels in (4, 7))

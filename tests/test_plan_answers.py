@@ -16,6 +16,7 @@ from book.cost import MACHINES, MODELS, Layout, MeasuredStep, cluster_of, layout
 from book.cost.__main__ import main
 from book.cost.calibration import Rows
 from book.cost.machines import SOFTWARE, like
+from book.cost.measured import data_sets
 from book.cost.question import Question, asked
 from book.cost.refusals import fits
 from book.cost.scoreboard import bar, fitted, is_measured, measured
@@ -229,6 +230,43 @@ def test_chapter_10_reads_its_heat_map_right() -> None:
         plain = here & (found.layouts.array("zero_stage") < 2)
         assert (tp, pp) not in ways and held[plain].min() > 64e9 > held[here].min() and tp * pp in (2, 4, 8)
     assert round(MODELS["llama3-70b"].num_parameters / 1e9) == 71
+
+
+def test_chapter_10_reads_its_table_of_gpus_right() -> None:
+    """What it says of 1B to 405B on 8 to 4,096 GPUs: which axes each needs, and what more GPUs cost."""
+    [words] = [cell.source for cell in nbformat.read(ROOT / "chapters/10_planner.ipynb", 4).cells
+               if cell.get("id") == "more-gpus-words"]
+
+    def seconds(model: str, gpus: int) -> dict[str, float]:
+        search, best = plan(model, gpus).search, {}
+        for place in map(int, search.ranked):
+            layout = search.layouts[place]
+            axes = [axis for axis in ("tp", "pp", "cp") if getattr(layout, axis) > 1]
+            best.setdefault("cp" if "cp" in axes else "+".join(axes), search.estimates[place].step_s)
+        return {way: took_s / min(best.values()) for way, took_s in best.items()} | {"s": min(best.values())}
+
+    small, eight, large = ({(model, gpus): seconds(model, gpus) for gpus in sizes} for model, sizes in (
+        ("llama3.2-1b", (8, 64, 512)), ("llama3-8b", (8, 64, 512, 2048)), ("llama3-70b", (64, 512, 1024, 4096))))
+    large |= {("llama3-405b", gpus): seconds("llama3-405b", gpus) for gpus in (512, 4096)}
+    assert {times[""] for times in small.values()} == {1.0}
+    alone, groups = ([100 * (times[way] - 1) for times in list(eight.values())[:3]] for way in ("", "tp"))
+    assert f"**8B** takes {min(alone):.0f} to {max(alone):.0f} % longer with data parallelism alone" in words
+    assert f"groups of two take {min(groups):.0f} to {max(groups):.0f} % longer" in words
+    assert f"two stages on 64 GPUs {100 * (eight['llama3-8b', 64]['pp'] - 1):.0f} %" in words
+    one_axis = [times[way] for times in large.values() for way in ("", "tp", "pp") if way in times]
+    assert f"at least {min(one_axis):.2f} times as long" in words
+    assert all(("" in times) == (gpus <= 512 and model != "llama3-405b")
+               for (model, gpus), times in (eight | large).items())
+    few_s, many_s = (large["llama3-70b", gpus]["s"] for gpus in (64, 4096))
+    assert f"{100 * few_s / many_s / 64:.0f} % of the tokens a second" in words
+    days = [1e12 * took_s / (512 * 8192) / 86400 for took_s in (many_s, few_s)]
+    assert f"take {days[0]:.1f} days instead of {days[1]:.0f}, for {100 * (64 * many_s / few_s - 1):.0f} %" in words
+    ahead = [100 * (min(took for way, took in times.items() if way not in ("cp", "s")) - 1)
+             for times in (eight | large).values()]
+    assert f"by {min(ahead):.0f} to {max(ahead):.0f} %" in words
+    rows = [row for data in data_sets().values() for row in data.rows]
+    with_cp = [row.layout.cp for row in rows if row.layout.cp > 1 and row.model.num_tokens == 8192]
+    assert f"{len(with_cp)} of {len(rows):,} have cp at this length" in words and set(with_cp) == {2}
 
 
 def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
