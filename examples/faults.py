@@ -99,9 +99,9 @@ refuses one call only, as `launch` does: that with a tensor whose memory gloo wo
 ends the others at once. So a rank that has read a file too early is told so only if another rank had begun to write
 that file by then.
 
-The command needs torch and NumPy, and nothing else of this book: `pip install PATH`, with the path of this repository,
-brings it into the environment of your job. Ranks that hang stay as they are, for you to look at. `--end-hung` ends
-them once the hang is told.
+The command needs torch and NumPy, and nothing else that this book uses: `pip install PATH`, with the path of this
+repository, installs it in the environment of your job. Ranks that hang stay as they are, for you to look at.
+`--end-hung` ends them once the hang is told.
 
 On several hosts, start torchrun on each yourself, with `-m book.job` before the script:
 `torchrun --nnodes 2 … -m book.job train.py ARGS`. `LOCKSTEP_HANG_S=60` in the environment sets the limit. The hosts

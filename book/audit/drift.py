@@ -52,8 +52,8 @@ def summed(ranks: Sequence[Notes | None]) -> Iterator[str]:
         if names and place:
             which = "the parameters" if len(names) == len(first) else counted(len(names), "parameter")
             yield (f"{which} whose gradients {named(some)} sum in {place} {agree('differs', names)} between these "
-                   "ranks already before the first step with these, and each step adds the same: make them equal "
-                   "before, as by dist.broadcast(parameter.data, src=0) of each")
+                   "ranks already before the first step that uses the sums, and each step adds the same to all: make "
+                   "them equal before, as by dist.broadcast(parameter.data, src=0) of each")
 
 
 def _by_shard(copies: Copies) -> list[Copies]:
