@@ -800,7 +800,7 @@ def test_a_rank_is_late_if_its_own_time_explains_enough(own_s: float, out_s: flo
 
 
 @pytest.mark.parametrize("only, ends", [
-    (None, "33% of the time"), (7, "39% of the time; 500 ms of that in one exchange")])
+    (None, "33% of the time"), (7, "39% of the time, most of it in one exchange: 500 ms")])
 def test_a_rank_that_was_late_once_is_told_so(only: int | None, ends: str) -> None:
     """A hiccup is no fault of each step, whatever share of a short run it takes."""
     late = [said for said in timelines_told(made_up(2, 1, "forward", by_s=0.5 if only else 0.02, only=only))

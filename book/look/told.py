@@ -229,6 +229,6 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
     times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
     yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
            f"{in_seconds(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time"
-           + (f"; {in_seconds(longest_s)} of that in one exchange" if longest_s > lost[position] / 2 else ""))
+           + (f", most of it in one exchange: {in_seconds(longest_s)}" if longest_s > lost[position] / 2 else ""))
     phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
     yield f"  what takes it longer than the others: {phase}, {in_seconds(seconds / num)} {each}"
