@@ -322,14 +322,17 @@ def saver_beside(count, size):
 def in_turn():
     rank, _ = start()
     dist.all_reduce(torch.ones(1))
-    begun = []
+    begun, ends = [], threading.Event()
     for work in (lambda: dist.all_reduce(torch.ones(2)),
                  lambda: begun.append(dist.all_reduce(torch.ones(3), async_op=True))):
         thread = threading.Thread(target=work, name=f"of rank {rank}")
         thread.start()
         thread.join()
+        if rank == 0:  # it gets the identifier of the thread that has ended
+            threading.Thread(target=ends.wait).start()
     dist.barrier()
     begun[0].wait()
+    ends.set()
 
 
 def with_a_group_of_its_own():

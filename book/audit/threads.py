@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from book.audit.notes import Notes, PlaceOf, noted
 from book.tap import Op, Subscriber
@@ -39,17 +40,22 @@ class Turns(NamedTuple):
 
 class _Group:
     def __init__(self) -> None:
-        self.num_calls, self.last = 0, 0
-        self.threads: dict[int, int] = {}  # indices
+        self.num_calls = 0
+        self.last: threading.Thread | None = None
+        # Indices. Not by the threads' identifiers: the system gives that of a thread which has ended to another.
+        self.threads: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+        self.num_named = 0
         self.turns: list[Turn] = []
-        self.inside: dict[int, int] = {}  # threads, by the serial number of a call that they are in
+        self.inside: dict[int, threading.Thread] = {}  # by the serial number of a call that they are in
         self.meet = False
 
-    def take_turn(self, thread: int, op: Op) -> None:
+    def take_turn(self, thread: threading.Thread, op: Op) -> None:
         """Note that another thread goes on with the calls."""
-        name = _name(threading.current_thread())
+        name = _name(thread)
         self.last = thread
-        self.threads.setdefault(thread, max(self.threads.values(), default=0) + 1 if name else 0)
+        if thread not in self.threads:
+            self.num_named += bool(name)
+            self.threads[thread] = self.num_named if name else 0
         if len(self.turns) < MOST_TURNS:
             self.turns.append(Turn(name, self.threads[thread], self.num_calls, op.function or "", op.place))
 
@@ -64,7 +70,8 @@ class Threads(Subscriber):
         """What was noted of groups that two threads or more have used, with readable places."""
         return tuple(Turns(key.shared, tuple(turn._replace(place=str(place_of(*turn.place)) if turn.place else "")
                                              for turn in group.turns), group.meet)
-                     for key, group in list(self._groups.items()) if len(set(group.threads.values())) > 1)
+                     for key, group in list(self._groups.items())
+                     if len({turn.place_in_line for turn in group.turns}) > 1)
 
     def before(self, op: Op) -> None:
         if op.is_message or op.function is None or op.inside or op.place is None:
@@ -72,17 +79,17 @@ class Threads(Subscriber):
         group = self._groups.get(op.group)
         if group is None:
             group = self._groups[op.group] = _Group()
-        thread = threading.get_ident()
+        thread = threading.current_thread()
         group.num_calls += 1
-        if thread != group.last:
+        if thread is not group.last:
             group.take_turn(thread, op)
-        if len(group.threads) > 1 and len(set(group.threads.values())) > 1 and not group.meet:
+        if group.num_named and not group.meet:
             others = {other for other in list(group.inside.values()) if group.threads[other] != group.threads[thread]}
             group.meet = any(map(_is_in_a_call, others))
 
     def issued(self, op: Op, tensors: Sequence[Any]) -> None:
         group = self._groups.get(op.group) if op.function and not op.is_message else None
-        thread = threading.get_ident()
+        thread = threading.current_thread()
         if group is not None and thread in group.threads and not op.inside:
             group.inside[op.serial] = thread
 
@@ -104,9 +111,10 @@ def _name(thread: threading.Thread) -> str:
     return "" if is_own else re.sub(r"^Thread-\d+", "Thread", thread.name)
 
 
-def _is_in_a_call(thread: int) -> bool:
+def _is_in_a_call(thread: threading.Thread) -> bool:
     """Whether a thread is in a call of torch.distributed, and has not gone on with an asynchronous one under way."""
-    return any(frame.f_code.co_filename.endswith(API_FILES) for frame in outwards(sys._current_frames().get(thread)))
+    frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
+    return any(each.f_code.co_filename.endswith(API_FILES) for each in outwards(frame))
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
