@@ -27,6 +27,7 @@ from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Child
 
 ANSWER_S, CALM_S = 0.3, 0.02  # for a child to begin to write, and to go on
+WORK_S = 0.05  # in which one that computes uses CPU time, or waits for a core
 FIRST_S, LAST_S = 1.0, 30.0  # how long processes stand still before they are asked why; doubled each time
 _STARTED = ("/multiprocessing/process.py", "_bootstrap")
 _WORKER = ("/torch/utils/data/_utils/worker.py", "_worker_loop")
@@ -157,13 +158,16 @@ def names() -> dict[int, str]:
 def doing() -> tuple[Child, ...]:
     """What each of these processes is doing in the learner's code; none that waits for work."""
     names_, states, found = names(), family.descendants(os.getpid()), []
-    before = {pid: _ticks(pid) for pid in states}
-    for pid in sorted(names_.keys() & states.keys(), key=names_.__getitem__):
+    asked = sorted(names_.keys() & states.keys(), key=names_.__getitem__)
+    before = {pid: _ticks(pid) for pid in asked}
+    if asked:
+        time.sleep(WORK_S)
+    works = {pid for pid in asked if states[pid] not in "SI" or _ticks(pid) != before[pid]}
+    for pid in asked:  # to answer takes CPU time too: who works is known by then
         stacks = _stacks(pid)
         lines = _own(stacks[-1]) if stacks else []
         if any(is_learners(line.filename) for line in lines):
-            works = states[pid] not in "SI" or _ticks(pid) != before[pid]
-            found.append(Child(names_[pid], _doing(lines, works), str(where.own_place(lines))))
+            found.append(Child(names_[pid], _doing(lines, pid in works), str(where.own_place(lines))))
     return tuple(found)
 
 
@@ -271,10 +275,10 @@ def _doing(lines: Sequence[StackLine], works: bool) -> Doing:
     """What a thread at these lines is doing, by its source: its frames are in another process."""
     if where.sleeps(lines):
         return Doing(Kind.SLEEPS)
-    if blocked.takes_lock(lines[-1]):  # the signal that asked for its lines may have cost it CPU time
-        return Doing(Kind.LOCK)
     if works:
         return Doing(Kind.COMPUTES)
+    if blocked.takes_lock(lines[-1]):
+        return Doing(Kind.LOCK)
     own = where.own_lines(lines)[-1]
     inside = lines[list(lines).index(own) + 1:]
     waits = inside[0].function if inside else blocked.waiting_call(own)
