@@ -42,7 +42,7 @@ help:
 	@echo "make lab       do the labs: open student copies in JupyterLab"
 	@echo "make check     what ruff, mypy and the rules for notebooks find (seconds, no torch needed)"
 	@echo "make quick     the tests that take hardly any time: no browser, no notebook (a minute)"
-	@echo "make test      these, the website in a browser, and every notebook run again with nbval (8 minutes)"
+	@echo "make test      these, the website in a browser, and every notebook run again with nbval (11 minutes)"
 	@echo "make test-all  everything: also ranks of all kinds, answers to the labs, grading, attacks (40 minutes)"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make new-lab NAME=16_name                      write a lab without exercises, in labs/"
@@ -68,7 +68,7 @@ quick: $(ALL_STAMP)
 	@$(PYTEST) tests -m "not slow and not browser" -q -n $(JOBS)
 
 test: $(MORE_STAMP)
-	@echo "== Testing: the package, the website in a browser, every notebook (8 minutes on two cores)"
+	@echo "== Testing: the package, the website in a browser, every notebook (11 minutes on two cores)"
 	@$(PYTEST) tests $(NOTEBOOKS) -m "not slow" -n $(JOBS)
 
 test-all: $(MORE_STAMP)
